@@ -23,9 +23,8 @@ static void give_back(void *user)
 static float *numbers(float first)
 {
     float *made = malloc(ELEMENTS * sizeof(float));
-    int i;
     assert_non_null(made);
-    for (i = 0; i < ELEMENTS; ++i) made[i] = first + 0.37F * (float)(i % 1013);
+    for (int i = 0; i < ELEMENTS; ++i) made[i] = first + 0.37F * (float)(i % 1013);
     return made;
 }
 
@@ -34,9 +33,8 @@ static uint16_t *halves(float first)
 {
     uint16_t *made = malloc(ELEMENTS * sizeof(uint16_t));
     float *wide = numbers(first);
-    int i;
     assert_non_null(made);
-    for (i = 0; i < ELEMENTS; ++i) memcpy(&made[i], (char *)&wide[i] + 2, 2);
+    for (int i = 0; i < ELEMENTS; ++i) memcpy(&made[i], (char *)&wide[i] + 2, 2);
     free(wide);
     return made;
 }
@@ -70,14 +68,12 @@ TEST(sums_have_the_bits_of_those_that_are_waited_for)
 {
     static const uint32_t dtypes[] = {STW_F32, STW_BF16, STW_F16};
     stw_runtime *runtime = machine_open(*state);
-    size_t at;
-    for (at = 0; at < COUNT(dtypes); ++at) {
+    for (size_t at = 0; at < COUNT(dtypes); ++at) {
         stw_tensor *waited = gradient_make(runtime, NULL, dtypes[at]);
         stw_tensor *adopted = gradient_make(runtime, NULL, dtypes[at]);
         stw_reduce_options options = STW_REDUCE_OPTIONS_INIT;
-        int batch;
         atomic_store(&given_back, 0);
-        for (batch = 0; batch < 4; ++batch) {
+        for (int batch = 0; batch < 4; ++batch) {
             const int wide = batch % 2 == 0;
             void *mine = wide ? (void *)numbers((float)batch) : (void *)halves((float)batch);
             options.dtype = wide ? STW_F32 : STW_BF16, options.scale = batch == 3 ? 0.25 : 0;
@@ -99,7 +95,6 @@ TEST(a_call_returns_before_its_sum_and_others_wait_for_it)
     stw_runtime *runtime = machine_open(*state);
     stw_tensor *gradient = gradient_make(runtime, "g", STW_F32);
     stw_fetch_request reads = request_of(gradient, STW_READ);
-    stw_fetch_options tries = STW_FETCH_OPTIONS_INIT;
     stw_view held, view;
     float *mine = numbers(1), first;
     ok(stw_tensor_fill(gradient, 1, NULL));
@@ -108,7 +103,7 @@ TEST(a_call_returns_before_its_sum_and_others_wait_for_it)
     ok(stw_reduce_adopt(gradient, mine, NULL, give_back, mine));
     assert_int_equal(atomic_load(&given_back), 0);
     assert_float(((const float *)held.pointer)[0], 1);
-    tries.flags = STW_FETCH_TRY;
+    stw_fetch_options tries = {.struct_size = sizeof tries, .flags = STW_FETCH_TRY};
     fails(stw_fetch(runtime, &tries, &reads, 1, &view), STW_ERROR_BUSY, "");
     view_put(&held);
     ok(stw_tensor_read(
@@ -125,14 +120,11 @@ TEST(what_is_held_is_bounded_and_a_call_waits_for_more)
     const machine *here = *state;
     stw_runtime *runtime = machine_open(here);
     stw_tensor *gradient = gradient_make(runtime, "g", STW_F32);
-    stw_fetch_request reads = request_of(gradient, STW_READ);
-    stw_reduce_options options = STW_REDUCE_OPTIONS_INIT;
-    stw_view held;
     stw_status status = STW_OK;
     int taken;
-    options.timeout_ns = MILLISECOND_NS;
+    stw_reduce_options options = {.struct_size = sizeof options, .timeout_ns = MILLISECOND_NS};
     ok(stw_tensor_fill(gradient, 0, NULL));
-    ok(stw_fetch(runtime, NULL, &reads, 1, &held));
+    stw_view held = view_get(runtime, gradient, STW_READ);
     atomic_store(&given_back, 0);
     for (taken = 0; taken < 1000; ++taken) {
         float *mine = numbers(0);
@@ -165,7 +157,6 @@ TEST(an_update_takes_what_was_adopted_before_it)
     stw_optimizer *optimizer = NULL;
     stw_hyper hyper = STW_HYPER_INIT;
     float *mine = numbers(2), *values = malloc(ELEMENTS * sizeof(float));
-    int i;
     entry.parameter = tensor_f32(runtime, "w", ELEMENTS);
     entry.gradient = gradient_make(runtime, "g", STW_F32);
     ok(stw_tensor_fill(entry.parameter, 1, NULL));
@@ -176,7 +167,7 @@ TEST(an_update_takes_what_was_adopted_before_it)
     ok(stw_reduce_adopt(entry.gradient, mine, NULL, give_back, mine));
     ok(stw_optimizer_step(optimizer, NULL, NULL));
     ok(stw_tensor_read(entry.parameter, values, NULL));
-    for (i = 0; i < ELEMENTS; ++i) assert_float(values[i], 1 - (2 + 0.37F * (float)(i % 1013)));
+    for (int i = 0; i < ELEMENTS; ++i) assert_float(values[i], 1 - (2 + 0.37F * (float)(i % 1013)));
     free(values);
     machine_close(runtime);
 }
@@ -185,16 +176,14 @@ TEST(an_update_takes_what_was_adopted_before_it)
 TEST(memory_is_given_back_whatever_comes_of_its_sum)
 {
     machine wanted = machine_small();
-    stw_runtime *runtime;
-    stw_tensor *gradient;
     float *mine = numbers(2);
     float value;
     wanted.nvme_driver = "fault";
     wanted.nvme_options = "inner=posix;inner.allow_tmpfs=1;"
                           "at=read:1:eio;at=read:2:eio;at=read:3:eio;at=read:4:eio;at=read:5:eio;"
                           "at=read:6:eio;at=read:7:eio;at=read:8:eio;at=read:9:eio;at=read:10:eio";
-    runtime = machine_open(&wanted);
-    gradient = tensor_on_disk(runtime, "g", ELEMENTS, 0);
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *gradient = tensor_on_disk(runtime, "g", ELEMENTS, 0);
     atomic_store(&given_back, 0);
     ok(stw_reduce_adopt(gradient, mine, NULL, give_back, mine));
     assert_int_equal(stw_runtime_drain(runtime, 0), STW_ERROR_IO);
@@ -214,12 +203,11 @@ TEST(what_is_refused_stays_the_callers)
     stw_runtime *runtime = machine_open(*state);
     stw_tensor *gradient = gradient_make(runtime, "g", STW_F32);
     stw_tensor *empty = tensor_f32(runtime, "empty", 0);
-    stw_reduce_options odd = STW_REDUCE_OPTIONS_INIT;
     float mine[4] = {0};
     atomic_store(&given_back, 0);
     fails(stw_reduce_adopt(NULL, mine, NULL, give_back, mine), STW_ERROR_INVALID, "");
     fails(stw_reduce_adopt(gradient, NULL, NULL, give_back, NULL), STW_ERROR_INVALID, "no memory");
-    odd.scale = INFINITY;
+    stw_reduce_options odd = {.struct_size = sizeof odd, .scale = INFINITY};
     fails(stw_reduce_adopt(gradient, mine, &odd, give_back, mine), STW_ERROR_INVALID, "scale");
     odd.scale = 0, odd.dtype = STW_I32;
     fails(stw_reduce_adopt(gradient, mine, &odd, give_back, mine), STW_ERROR_INVALID, "dtype");

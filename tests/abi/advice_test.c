@@ -27,14 +27,13 @@ static stw_tensor *make(stw_runtime *runtime, uint32_t role, uint64_t blocks)
 
 static void trainer_open(trainer *t)
 {
-    int i, batch;
     t->runtime = machine_open(&now);
     t->phase = NULL;
-    for (i = 0; i < LAYERS; ++i) {
+    for (int i = 0; i < LAYERS; ++i) {
         t->weights[i] = make(t->runtime, STW_ROLE_PARAM, WEIGHT_BLOCKS);
         tensor_fill_sequence(t->weights[i], WEIGHT_BLOCKS * BLOCK / 4, (float)i);
         t->gradients[i] = make(t->runtime, STW_ROLE_GRAD, 1);
-        for (batch = 0; batch < BATCHES; ++batch) {
+        for (int batch = 0; batch < BATCHES; ++batch) {
             t->activations[batch][i] = make(t->runtime, STW_ROLE_ACTIVATION, 1);
         }
     }
@@ -77,19 +76,18 @@ static void backward(trainer *t, int layer, int batch)
 static uint64_t step(trainer *t, int grouped)
 {
     stw_step_stats stats = STW_STEP_STATS_INIT;
-    int i, j, direction;
     ok(stw_step_begin(t->phase));
     if (grouped) {
-        for (i = 0; i < LAYERS; ++i) {
-            for (j = 0; j < BATCHES; ++j) forward(t, i, j);
+        for (int i = 0; i < LAYERS; ++i) {
+            for (int j = 0; j < BATCHES; ++j) forward(t, i, j);
         }
-        for (i = LAYERS - 1; i >= 0; --i) {
-            for (j = 0; j < BATCHES; ++j) backward(t, i, j);
+        for (int i = LAYERS - 1; i >= 0; --i) {
+            for (int j = 0; j < BATCHES; ++j) backward(t, i, j);
         }
     } else {
-        for (j = 0; j < BATCHES; ++j) {
-            for (direction = 0; direction < 2; ++direction) {
-                for (i = 0; i < LAYERS; ++i) {
+        for (int j = 0; j < BATCHES; ++j) {
+            for (int direction = 0; direction < 2; ++direction) {
+                for (int i = 0; i < LAYERS; ++i) {
                     if (direction == 0) forward(t, i, j);
                     if (direction == 1) backward(t, LAYERS - 1 - i, j);
                 }
@@ -105,9 +103,8 @@ static uint64_t step(trainer *t, int grouped)
 static double nvme_bytes_of_a_step(trainer *t, int grouped)
 {
     uint64_t bytes = 0;
-    int i;
-    for (i = 0; i < WARM; ++i) (void)step(t, grouped);
-    for (i = 0; i < MEASURED; ++i) bytes += step(t, grouped);
+    for (int i = 0; i < WARM; ++i) (void)step(t, grouped);
+    for (int i = 0; i < MEASURED; ++i) bytes += step(t, grouped);
     return (double)bytes / MEASURED;
 }
 
@@ -119,8 +116,7 @@ static double nvme_bytes_of_a_step(trainer *t, int grouped)
 static void await_advice(trainer *t)
 {
     uint32_t count = 0;
-    int more;
-    for (more = 0; more < 40 && count == 0; ++more) {
+    for (int more = 0; more < 40 && count == 0; ++more) {
         (void)step(t, 0);
         ok(stw_runtime_drain(t->runtime, 0));
         ok(stw_phase_advice_get(t->phase, NULL, 0, &count));
@@ -138,10 +134,9 @@ TEST(a_trainer_is_told_what_to_do_and_saves_it)
 {
     trainer t;
     stw_plan_advice advice[3] = {STW_PLAN_ADVICE_INIT, STW_PLAN_ADVICE_INIT, STW_PLAN_ADVICE_INIT};
-    double before, saved, promised;
     uint32_t count = 77;
     trainer_open(&t);
-    before = nvme_bytes_of_a_step(&t, 0);
+    double before = nvme_bytes_of_a_step(&t, 0);
     await_advice(&t);
     ok(stw_phase_advice_get(t.phase, NULL, 0, &count));
     assert_int_equal(count, 1);
@@ -154,8 +149,8 @@ TEST(a_trainer_is_told_what_to_do_and_saves_it)
     assert_int_equal(advice[1].kind, 0);
     assert_non_null(strstr(advice[0].text, "for all 4 micro-batches"));
     assert_true(advice[0].then_nvme_read_bytes < advice[0].now_nvme_read_bytes);
-    promised = promised_of(&advice[0]);
-    saved = before - nvme_bytes_of_a_step(&t, 1);
+    double promised = promised_of(&advice[0]);
+    double saved = before - nvme_bytes_of_a_step(&t, 1);
     /* What is brought ahead and goes unused comes on top of both orders. */
     if (saved < 0.8 * promised) {
         fail_msg("saved %.0f blocks of %.0f: %s", saved / BLOCK, promised / BLOCK, advice[0].text);
@@ -170,19 +165,18 @@ TEST(bytes_of_fetches_alone_fall_as_advised_within_a_tenth)
 {
     trainer t;
     stw_plan_advice advice = STW_PLAN_ADVICE_INIT;
-    double before, saved, promised;
     uint32_t count = 0;
     trainer_open(&t);
     (void)nvme_bytes_of_a_step(&t, 0);
     await_advice(&t);
     ok(stw_phase_advice_get(t.phase, &advice, 1, &count));
     assert_int_equal(count, 1);
-    promised = promised_of(&advice);
+    double promised = promised_of(&advice);
     trainer_close(&t);
     now.flags |= STW_RUNTIME_NO_PLAN;
     trainer_open(&t);
-    before = nvme_bytes_of_a_step(&t, 0);
-    saved = before - nvme_bytes_of_a_step(&t, 1);
+    double before = nvme_bytes_of_a_step(&t, 0);
+    double saved = before - nvme_bytes_of_a_step(&t, 1);
     trainer_close(&t);
     now.flags &= ~(uint32_t)STW_RUNTIME_NO_PLAN;
     if (saved < 0.9 * promised || saved > 1.1 * promised) {
@@ -197,17 +191,12 @@ TEST(what_an_optimizer_does_is_replayed)
     enum { PARAMETERS = 6, BLOCKS = 3 };
     static float copied[BLOCKS * BLOCK / 4];
     stw_runtime *runtime = machine_open(&now);
-    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
     stw_update_options update = STW_UPDATE_OPTIONS_INIT;
     stw_plan_advice advice[3] = {STW_PLAN_ADVICE_INIT, STW_PLAN_ADVICE_INIT, STW_PLAN_ADVICE_INIT};
     stw_tensor *weights[PARAMETERS], *gradients[PARAMETERS];
-    stw_optimizer *optimizer = NULL;
     stw_phase *phase = NULL;
     uint32_t count = 77, i, j;
-    int steps;
-    options.algorithm = STW_OPTIMIZER_ADAMW;
-    ok(stw_optimizer_create(runtime, &options, &optimizer));
-    hyper_usual(optimizer);
+    stw_optimizer *optimizer = optimizer_make(runtime, STW_OPTIMIZER_ADAMW);
     for (i = 0; i < PARAMETERS; ++i) {
         stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
         weights[i] = entry.parameter = make(runtime, STW_ROLE_PARAM, BLOCKS);
@@ -216,7 +205,7 @@ TEST(what_an_optimizer_does_is_replayed)
         ok(stw_optimizer_add(optimizer, &entry, 1));
     }
     ok(stw_phase_create(runtime, "train", &phase));
-    for (steps = 0; steps < 4 || (steps < 40 && count == 0); ++steps) {
+    for (int steps = 0; steps < 4 || (steps < 40 && count == 0); ++steps) {
         ok(stw_step_begin(phase));
         for (j = 0; j < 3; ++j) {
             for (i = 0; i < PARAMETERS; ++i) {
@@ -266,9 +255,8 @@ typedef struct updater {
 static void updater_open(updater *u)
 {
     const uint64_t near_blocks = now.device_blocks + now.host_blocks;
-    int i;
     u->runtime = machine_open(&now);
-    for (i = 0; i < UPDATED; ++i) { /* so three of them fit */
+    for (int i = 0; i < UPDATED; ++i) { /* so three of them fit */
         u->weights[i] = make(u->runtime, STW_ROLE_PARAM, near_blocks / 3);
         tensor_fill_sequence(u->weights[i], near_blocks / 3 * BLOCK / 4, 0);
     }
@@ -287,9 +275,8 @@ static uint64_t updated_step(updater *u, int first_to_last)
 {
     stw_step_stats stats = STW_STEP_STATS_INIT;
     stw_view view;
-    int i;
     ok(stw_step_begin(u->phase));
-    for (i = UPDATED; i-- > 0;) {
+    for (int i = UPDATED; i-- > 0;) {
         view = view_get(u->runtime, u->weights[i], STW_READ);
         view_put(&view);
         view = view_get(u->runtime, u->activation, STW_WRITE);
@@ -297,7 +284,7 @@ static uint64_t updated_step(updater *u, int first_to_last)
         view = view_get(u->runtime, u->weights[i], STW_READ);
         view_put(&view);
     }
-    for (i = 0; i < UPDATED; ++i) {
+    for (int i = 0; i < UPDATED; ++i) {
         view =
             view_get(u->runtime, u->weights[first_to_last ? i : UPDATED - 1 - i], STW_READ_WRITE);
         ((float *)view.pointer)[0] += 1;
@@ -310,9 +297,8 @@ static uint64_t updated_step(updater *u, int first_to_last)
 static double nvme_bytes_of_an_updated_step(updater *u, int first_to_last)
 {
     uint64_t bytes = 0;
-    int i;
-    for (i = 0; i < WARM; ++i) (void)updated_step(u, first_to_last);
-    for (i = 0; i < MEASURED; ++i) bytes += updated_step(u, first_to_last);
+    for (int i = 0; i < WARM; ++i) (void)updated_step(u, first_to_last);
+    for (int i = 0; i < MEASURED; ++i) bytes += updated_step(u, first_to_last);
     return (double)bytes / MEASURED;
 }
 
@@ -321,12 +307,10 @@ TEST(an_update_is_told_to_begin_with_what_is_near_and_saves_it)
 {
     updater u;
     stw_plan_advice advice[3] = {STW_PLAN_ADVICE_INIT, STW_PLAN_ADVICE_INIT, STW_PLAN_ADVICE_INIT};
-    double before, saved, promised;
     uint32_t count = 0;
-    int more;
     updater_open(&u);
-    before = nvme_bytes_of_an_updated_step(&u, 0);
-    for (more = 0; more < 40 && count == 0; ++more) { /* as in await_advice() */
+    double before = nvme_bytes_of_an_updated_step(&u, 0);
+    for (int more = 0; more < 40 && count == 0; ++more) { /* as in await_advice() */
         (void)updated_step(&u, 0);
         ok(stw_runtime_drain(u.runtime, 0));
         ok(stw_phase_advice_get(u.phase, advice, 3, &count));
@@ -336,9 +320,9 @@ TEST(an_update_is_told_to_begin_with_what_is_near_and_saves_it)
     assert_int_equal(advice[0].parameters, UPDATED);
     assert_int_equal(advice[0].micro_batches, 0);
     assert_non_null(strstr(advice[0].text, "in the reverse of their order now"));
-    promised = promised_of(&advice[0]);
+    double promised = promised_of(&advice[0]);
     assert_true(promised > 0);
-    saved = before - nvme_bytes_of_an_updated_step(&u, 1);
+    double saved = before - nvme_bytes_of_an_updated_step(&u, 1);
     if (saved < 0.8 * promised) {
         fail_msg("saved %.0f blocks of %.0f: %s", saved / BLOCK, promised / BLOCK, advice[0].text);
     }
@@ -380,21 +364,18 @@ TEST(what_fits_is_left_as_it_is_and_what_is_pinned_takes_its_room)
 {
     machine large = now;
     stw_tensor_spec spec = spec_f32("pinned", 54 * BLOCK / 4);
-    stw_policy policy = STW_POLICY_INIT;
-    stw_runtime *runtime;
     stw_phase *phase = NULL;
     stw_tensor *tensors[4];
     uint32_t count = 77;
-    int i, turn;
     if (large.device_blocks > 0) large.device_blocks = 64;
     if (large.device_blocks == 0) large.host_blocks = 64;
-    runtime = machine_open(&large);
-    for (i = 0; i < 4; ++i) tensors[i] = tensor_f32(runtime, NULL, 4 * BLOCK / 4);
-    for (i = 0; i < 4; ++i) tensor_fill_sequence(tensors[i], 4 * BLOCK / 4, 0);
+    stw_runtime *runtime = machine_open(&large);
+    for (int i = 0; i < 4; ++i) tensors[i] = tensor_f32(runtime, NULL, 4 * BLOCK / 4);
+    for (int i = 0; i < 4; ++i) tensor_fill_sequence(tensors[i], 4 * BLOCK / 4, 0);
     ok(stw_phase_create(runtime, "train", &phase));
     ok(stw_step_begin(phase));
-    for (turn = 0; turn < 3; ++turn) {
-        for (i = 0; i < 4; ++i) {
+    for (int turn = 0; turn < 3; ++turn) {
+        for (int i = 0; i < 4; ++i) {
             stw_view view = view_get(runtime, tensors[i], STW_READ);
             view_put(&view);
         }
@@ -402,8 +383,9 @@ TEST(what_fits_is_left_as_it_is_and_what_is_pinned_takes_its_room)
     ok(stw_step_end(phase, NULL));
     ok(stw_phase_advice_get(phase, NULL, 0, &count));
     assert_int_equal(count, 0);
-    policy.retention = STW_RETAIN_PIN;
-    policy.home = large.device_blocks > 0 ? STW_TIER_DEVICE : STW_TIER_HOST;
+    stw_policy policy = {.struct_size = sizeof policy,
+                         .retention = STW_RETAIN_PIN,
+                         .home = large.device_blocks > 0 ? STW_TIER_DEVICE : STW_TIER_HOST};
     spec.policy = &policy;
     tensor_fill_sequence(tensor_make(runtime, &spec), 54 * BLOCK / 4, 0);
     ok(stw_phase_advice_get(phase, NULL, 0, &count));
@@ -417,12 +399,11 @@ TEST(a_tensor_that_is_gone_still_counts_in_the_step_that_used_it)
     trainer t;
     stw_plan_advice before = STW_PLAN_ADVICE_INIT, after = STW_PLAN_ADVICE_INIT;
     uint32_t count = 77, again = 78;
-    int j;
     trainer_open(&t);
     (void)nvme_bytes_of_a_step(&t, 0);
     await_advice(&t); /* at rest then, so that both see the same bandwidths */
     ok(stw_phase_advice_get(t.phase, &before, 1, &count));
-    for (j = 0; j < BATCHES; ++j) ok(stw_tensor_destroy(t.activations[j], LAYERS));
+    for (int j = 0; j < BATCHES; ++j) ok(stw_tensor_destroy(t.activations[j], LAYERS));
     ok(stw_phase_advice_get(t.phase, &after, 1, &again));
     assert_int_equal(count, 1);
     assert_int_equal(again, count);

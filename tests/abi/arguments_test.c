@@ -133,11 +133,10 @@ TEST(options_without_effect_are_refused)
 {
     stw_runtime *runtime = *state, *second = NULL;
     stw_tensor *tensor = tensor_f32(runtime, "sum", 16);
-    stw_reduce_options reduce = STW_REDUCE_OPTIONS_INIT;
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     stw_device_options device = STW_DEVICE_OPTIONS_INIT;
     const float local[16] = {0};
-    reduce.wire_dtype = STW_BF16;
+    stw_reduce_options reduce = {.struct_size = sizeof reduce, .wire_dtype = STW_BF16};
     fails(stw_reduce(tensor, local, &reduce), STW_ERROR_UNSUPPORTED, "wire_dtype 3");
     reduce.wire_dtype = 0, reduce.tier = STW_TIER_DEVICE;
     fails(stw_reduce(tensor, local, &reduce), STW_ERROR_UNSUPPORTED, "tier 1");
@@ -163,7 +162,6 @@ TEST(unknown_flags_and_enumerators_are_refused)
     stw_tensor_spec spec = spec_f32("x", 4);
     stw_policy policy = STW_POLICY_INIT;
     stw_fetch_request request = request_of(tensor, STW_READ);
-    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     stw_view view;
     ok(stw_tensor_fill(tensor, 1, NULL));
     spec.flags = 32;
@@ -182,7 +180,7 @@ TEST(unknown_flags_and_enumerators_are_refused)
     policy.allowed_tiers = 0, policy.retention = 9;
     fails(stw_tensor_create(runtime, &spec, 1, &made), STW_ERROR_INVALID, "retention 9");
     assert_null(made);
-    options.flags = 0x80;
+    stw_fetch_options options = {.struct_size = sizeof options, .flags = 0x80};
     fails(stw_fetch(runtime, &options, &request, 1, &view), STW_ERROR_INVALID, "0x80");
     options.flags = 0, options.stream = STW_STREAM_LEGACY;
     fails(stw_fetch(runtime, &options, &request, 1, &view), STW_ERROR_INVALID, "STW_STREAM_HOST");
@@ -277,9 +275,8 @@ TEST(outputs_are_untouched_by_an_error)
     stw_tensor_spec specs[2];
     stw_tensor *made[2];
     stw_tensor *both[2];
-    stw_view warm;
     ok(stw_tensor_fill(hit, 1, NULL));
-    warm = view_get(runtime, hit, STW_READ);
+    stw_view warm = view_get(runtime, hit, STW_READ);
     memset(views, 0x77, sizeof views);
     memcpy(before, views, sizeof views);
     requests[0] = request_of(hit, STW_READ);
@@ -304,10 +301,10 @@ TEST(the_last_error_is_of_this_thread_and_has_numbers)
     stw_runtime *runtime = *state;
     stw_tensor *tensor = tensor_f32(runtime, "named", 16);
     stw_fetch_request request = request_of(tensor, STW_READ);
-    stw_error_info info, small;
+    stw_error_info small;
     stw_view view;
     fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_EMPTY, "'named'");
-    info = error_numbers();
+    stw_error_info info = error_numbers();
     assert_int_equal(info.status, STW_ERROR_EMPTY);
     assert_int_equal(info.struct_size, sizeof info);
     assert_int_equal(info.rank, -1);

@@ -22,25 +22,21 @@ typedef struct trainee {
 static stw_status descend(void *user, const stw_update_chunk *chunk)
 {
     const float *gradient = chunk->gradient;
-    uint64_t i;
     (void)user;
-    for (i = 0; i < chunk->element_count; ++i)
+    for (uint64_t i = 0; i < chunk->element_count; ++i)
         chunk->master[i] -= (float)chunk->hyper->lr * gradient[i];
     return STW_OK;
 }
 
 static trainee trainee_open(uint32_t algorithm, uint32_t dtype)
 {
-    machine small = machine_small();
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
-    stw_copy_options as_f32 = STW_COPY_OPTIONS_INIT;
     stw_tensor_spec spec = spec_f32("w", ELEMENTS);
     stw_hyper hyper = STW_HYPER_INIT;
     stw_custom_update custom;
     trainee made;
-    uint64_t i;
     memset(&custom, 0, sizeof custom);
-    made.runtime = machine_open(&small);
+    made.runtime = machine_open_as(machine_small());
     spec.dtype = dtype;
     made.parameter = tensor_make(made.runtime, &spec);
     spec.name = "w.grad", spec.role = STW_ROLE_GRAD, spec.dtype = STW_F32;
@@ -48,9 +44,10 @@ static trainee trainee_open(uint32_t algorithm, uint32_t dtype)
     made.seen = calloc(ELEMENTS, sizeof(float));
     made.average = calloc(ELEMENTS, sizeof(double));
     assert_true(made.seen && made.average);
-    for (i = 0; i < ELEMENTS; ++i) made.seen[i] = (float)(i % 251) / 64 - 2; /* exact in bf16 */
-    for (i = 0; i < ELEMENTS; ++i) made.average[i] = (double)made.seen[i];
-    as_f32.dtype = STW_F32;
+    for (uint64_t i = 0; i < ELEMENTS; ++i)
+        made.seen[i] = (float)(i % 251) / 64 - 2; /* exact in bf16 */
+    for (uint64_t i = 0; i < ELEMENTS; ++i) made.average[i] = (double)made.seen[i];
+    stw_copy_options as_f32 = {.struct_size = sizeof as_f32, .dtype = STW_F32};
     ok(stw_tensor_write(made.parameter, made.seen, &as_f32));
     options.algorithm = algorithm, options.ema_decay = decay;
     custom.struct_size = sizeof custom, custom.update = descend;
@@ -80,9 +77,8 @@ static void trainee_close(trainee *here)
 
 static void step(trainee *here, int number)
 {
-    uint64_t i;
     stw_view view = view_get(here->runtime, here->gradient, STW_WRITE);
-    for (i = 0; i < ELEMENTS; ++i)
+    for (uint64_t i = 0; i < ELEMENTS; ++i)
         ((float *)view.pointer)[i] = 0.01F * (float)((i * 37 + (uint64_t)number * 101) % 199) - 1;
     view_put(&view);
     ok(stw_optimizer_step(here->optimizer, NULL, NULL));
@@ -98,18 +94,16 @@ static stw_tensor *state_of(trainee *here, const char *name)
 /* What the master is now goes into the reference; elements [begin, end). */
 static void follow(trainee *here, uint32_t dtype, uint64_t begin, uint64_t end)
 {
-    uint64_t i;
     ok(stw_tensor_read(dtype == STW_F32 ? here->parameter : state_of(here, "master"), here->seen,
                        NULL));
-    for (i = begin; i < end; ++i)
+    for (uint64_t i = begin; i < end; ++i)
         here->average[i] = decay * here->average[i] + (1 - decay) * (double)here->seen[i];
 }
 
 static void expect_average(trainee *here, uint64_t begin, uint64_t end)
 {
-    uint64_t i;
     ok(stw_tensor_read(state_of(here, "ema"), here->seen, NULL));
-    for (i = begin; i < end; ++i) {
+    for (uint64_t i = begin; i < end; ++i) {
         if (fabs((double)here->seen[i] - here->average[i]) <= 1e-6) continue;
         fail_msg("element %d is %.9g, the reference %.9g", (int)i, (double)here->seen[i],
                  here->average[i]);
@@ -121,15 +115,13 @@ TEST(an_average_follows_its_formula_beside_every_algorithm)
     const uint32_t algorithms[] = {STW_OPTIMIZER_ADAMW,   STW_OPTIMIZER_ADAM, STW_OPTIMIZER_SGD,
                                    STW_OPTIMIZER_ADAGRAD, STW_OPTIMIZER_LION, STW_OPTIMIZER_CUSTOM};
     const uint32_t dtypes[] = {STW_F32, STW_BF16};
-    size_t i, j;
-    int number;
-    for (i = 0; i < COUNT(algorithms); ++i) {
-        for (j = 0; j < COUNT(dtypes); ++j) {
+    for (size_t i = 0; i < COUNT(algorithms); ++i) {
+        for (size_t j = 0; j < COUNT(dtypes); ++j) {
             trainee here = trainee_open(algorithms[i], dtypes[j]);
             float byte;
             trainee_add(&here, 0, 0);
             fails(stw_tensor_read(state_of(&here, "ema"), &byte, NULL), STW_ERROR_EMPTY, "ema");
-            for (number = 1; number <= STEPS; ++number) {
+            for (int number = 1; number <= STEPS; ++number) {
                 step(&here, number);
                 follow(&here, dtypes[j], 0, ELEMENTS);
                 if (number == 2) tensor_to_disk(here.runtime, state_of(&here, "ema"));
@@ -143,10 +135,9 @@ TEST(an_average_follows_its_formula_beside_every_algorithm)
 TEST(what_is_written_into_an_average_is_averaged_on_from)
 {
     trainee here = trainee_open(STW_OPTIMIZER_SGD, STW_F32);
-    uint64_t i;
     trainee_add(&here, 0, 0);
     ok(stw_tensor_fill(state_of(&here, "ema"), 3, NULL));
-    for (i = 0; i < ELEMENTS; ++i) here.average[i] = 3;
+    for (uint64_t i = 0; i < ELEMENTS; ++i) here.average[i] = 3;
     step(&here, 1);
     follow(&here, STW_F32, 0, ELEMENTS);
     expect_average(&here, 0, ELEMENTS);
@@ -175,11 +166,9 @@ TEST(an_average_belongs_to_its_optimizer_and_its_budget)
     stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
     stw_tier_stats before = STW_TIER_STATS_INIT, after = STW_TIER_STATS_INIT;
     stw_tensor *found = NULL;
-    stw_runtime *runtime;
     stw_optimizer *optimizer = NULL;
-    stw_view view;
     small.nvme_blocks = 0, small.host_blocks = 32;
-    runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open(&small);
     entry.parameter = tensor_f32(runtime, "w", 8 * BLOCK / 4);
     entry.gradient = tensor_f32(runtime, "w.grad", 8 * BLOCK / 4);
     options.algorithm = STW_OPTIMIZER_LION, options.ema_decay = 0.5;
@@ -188,7 +177,7 @@ TEST(an_average_belongs_to_its_optimizer_and_its_budget)
     ok(stw_optimizer_add(optimizer, &entry, 1));
     ok(stw_optimizer_state(optimizer, entry.parameter, "ema", &found));
     fails(stw_tensor_destroy(&found, 1), STW_ERROR_BUSY, "belongs to optimizer");
-    view = view_get(runtime, found, STW_WRITE);
+    stw_view view = view_get(runtime, found, STW_WRITE);
     fails(stw_optimizer_destroy(optimizer), STW_ERROR_BUSY, "open views");
     view_put(&view);
     ok(stw_optimizer_destroy(optimizer));
@@ -217,14 +206,12 @@ TEST(a_decay_that_is_none_is_refused_with_its_value)
     const double wrong[] = {1, -0.25, 1.5, (double)INFINITY};
     const char *const words[] = {"is 1;", "is -0.25;", "is 1.5;", "is inf;"};
     const char *names[] = {"moment", "ema"};
-    machine small = machine_small();
-    stw_runtime *runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
     stw_optimizer *optimizer = NULL;
     stw_custom_update custom;
-    size_t i;
     options.algorithm = STW_OPTIMIZER_SGD;
-    for (i = 0; i < COUNT(wrong); ++i) {
+    for (size_t i = 0; i < COUNT(wrong); ++i) {
         options.ema_decay = wrong[i];
         fails(stw_optimizer_create(runtime, &options, &optimizer), STW_ERROR_INVALID, words[i]);
     }

@@ -23,8 +23,7 @@ static machine machine_large(void)
 static void fill_all(stw_runtime *runtime, stw_tensor **tensors)
 {
     char name[16];
-    int i;
-    for (i = 0; i < TENSORS; ++i) {
+    for (int i = 0; i < TENSORS; ++i) {
         snprintf(name, sizeof name, "t%d", i);
         tensors[i] = tensor_f32(runtime, name, ELEMENTS);
         tensor_fill_sequence(tensors[i], ELEMENTS, (float)(i * 1000));
@@ -33,8 +32,8 @@ static void fill_all(stw_runtime *runtime, stw_tensor **tensors)
 
 static void expect_all(stw_tensor **tensors)
 {
-    int i;
-    for (i = 0; i < TENSORS; ++i) tensor_expect_sequence(tensors[i], ELEMENTS, (float)(i * 1000));
+    for (int i = 0; i < TENSORS; ++i)
+        tensor_expect_sequence(tensors[i], ELEMENTS, (float)(i * 1000));
 }
 
 static stw_status set_blocks(stw_runtime *runtime, uint32_t tier, uint64_t blocks)
@@ -44,8 +43,7 @@ static stw_status set_blocks(stw_runtime *runtime, uint32_t tier, uint64_t block
 
 static void visit_all(stw_runtime *runtime, stw_tensor **tensors)
 {
-    int i;
-    for (i = 0; i < TENSORS; ++i) {
+    for (int i = 0; i < TENSORS; ++i) {
         stw_view view = view_get(runtime, tensors[i], STW_READ);
         assert_float(((const float *)view.pointer)[ELEMENTS - 1], (float)(i * 1000 + ELEMENTS - 1));
         view_put(&view);
@@ -56,8 +54,7 @@ static void visit_all(stw_runtime *runtime, stw_tensor **tensors)
 
 TEST(a_shrink_is_in_force_when_it_returns)
 {
-    machine wanted = machine_large();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_large());
     stw_tensor *tensors[TENSORS];
     fill_all(runtime, tensors);
     visit_all(runtime, tensors);
@@ -87,26 +84,24 @@ static uint64_t resident_bytes(void)
 TEST(everything_goes_out_and_comes_back)
 {
     machine wanted = machine_large();
-    stw_runtime *runtime;
-    stw_tensor *tensors[TENSORS], *bulk;
+    stw_tensor *tensors[TENSORS];
     void *before = NULL, *after = NULL;
-    uint64_t bytes, awake, asleep;
+    uint64_t bytes;
     stw_view view;
-    stw_fetch_request request;
     wanted.block_bytes = (uint32_t)(2 * MIB);
-    runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open(&wanted);
     fill_all(runtime, tensors);
-    bulk = tensor_f32(runtime, "bulk", 112 * MIB / 4);
+    stw_tensor *bulk = tensor_f32(runtime, "bulk", 112 * MIB / 4);
     ok(stw_tensor_fill(bulk, 3.0, NULL));
-    request = request_range(bulk, STW_READ, 0, 48 * MIB / 4);
+    stw_fetch_request request = request_range(bulk, STW_READ, 0, 48 * MIB / 4);
     ok(stw_fetch(runtime, NULL, &request, 1, &view));
     view_put(&view);
     ok(stw_tensor_address(tensors[0], 0, &before, &bytes));
     visit_all(runtime, tensors);
-    awake = resident_bytes();
+    uint64_t awake = resident_bytes();
     ok(stw_tier_set_budget(runtime, STW_TIER_DEVICE, 0, 0, 0));
     ok(stw_tier_set_budget(runtime, STW_TIER_HOST, 0, 0, 0));
-    asleep = resident_bytes();
+    uint64_t asleep = resident_bytes();
     assert_int_equal(tier_stats(runtime, STW_TIER_DEVICE).used_bytes, 0);
     assert_int_equal(tier_stats(runtime, STW_TIER_HOST).used_bytes, 0);
     /* Both tiers together were nearly full; the program may have taken a few MiB meanwhile. */
@@ -125,19 +120,17 @@ TEST(everything_goes_out_and_comes_back)
 
 TEST(open_views_refuse_a_shrink_and_nothing_changes)
 {
-    machine wanted = machine_large();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_large());
     stw_tensor *tensors[TENSORS];
     stw_view views[5];
-    int i;
     fill_all(runtime, tensors);
-    for (i = 0; i < 5; ++i) views[i] = view_get(runtime, tensors[i], STW_READ);
+    for (int i = 0; i < 5; ++i) views[i] = view_get(runtime, tensors[i], STW_READ);
     fails(set_blocks(runtime, STW_TIER_DEVICE, 19), STW_ERROR_BUDGET, "pinned by open views");
     assert_int_equal(error_numbers().pinned_bytes, 20 * BLOCK);
     assert_int_equal(error_numbers().tier, STW_TIER_DEVICE);
     assert_int_equal(tier_stats(runtime, STW_TIER_DEVICE).budget_bytes, 32 * BLOCK);
     ok(set_blocks(runtime, STW_TIER_DEVICE, 20));
-    for (i = 0; i < 5; ++i) {
+    for (int i = 0; i < 5; ++i) {
         assert_float(((const float *)views[i].pointer)[7], (float)(i * 1000 + 7));
         view_put(&views[i]);
     }
@@ -148,12 +141,10 @@ TEST(open_views_refuse_a_shrink_and_nothing_changes)
 TEST(what_can_go_nowhere_else_refuses_a_shrink)
 {
     machine wanted = machine_large();
-    stw_runtime *runtime;
     stw_tensor *tensors[TENSORS];
-    stw_tensor_spec spec;
     wanted.nvme_blocks = 0;
-    runtime = machine_open(&wanted);
-    spec = spec_f32("rests", 20 * 16384);
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor_spec spec = spec_f32("rests", 20 * 16384);
     tensor_fill_sequence(tensors[0] = tensor_make(runtime, &spec), 20 * 16384, 5);
     fails(set_blocks(runtime, STW_TIER_HOST, 19), STW_ERROR_BUDGET, "may rest nowhere farther");
     assert_int_equal(error_numbers().needed_bytes, 20 * BLOCK);
@@ -175,8 +166,7 @@ TEST(what_can_go_nowhere_else_refuses_a_shrink)
 
 TEST(senseless_budgets_are_refused)
 {
-    machine wanted = machine_large();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_large());
     fails(set_blocks(runtime, STW_TIER_DEVICE, 33), STW_ERROR_LIMIT, "was opened with 2.0 MiB");
     fails(set_blocks(runtime, STW_TIER_HOST, 1000000), STW_ERROR_LIMIT, "the host tier");
     fails(set_blocks(runtime, 9, 1), STW_ERROR_INVALID, "tier 9");
@@ -191,8 +181,7 @@ TEST(senseless_budgets_are_refused)
 static uint64_t file_bytes(void)
 {
     uint64_t bytes = 0;
-    int fd;
-    for (fd = 3; fd < 256; ++fd) {
+    for (int fd = 3; fd < 256; ++fd) {
         struct stat about;
         if (fstat(fd, &about) != 0 || !S_ISREG(about.st_mode) || about.st_nlink != 0) continue;
         bytes += (uint64_t)about.st_blocks * 512;
@@ -202,8 +191,7 @@ static uint64_t file_bytes(void)
 
 TEST(the_disk_gets_its_space_back)
 {
-    machine wanted = machine_large();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_large());
     stw_tensor *tensors[TENSORS];
     const uint64_t before = file_bytes();
     fill_all(runtime, tensors);
@@ -224,13 +212,11 @@ TEST(the_disk_gets_its_space_back)
 TEST(a_shrink_that_takes_too_long_changes_nothing)
 {
     machine wanted = machine_large();
-    stw_runtime *runtime;
-    stw_tensor *tensor;
     wanted.host_blocks = 0;
     wanted.nvme_driver = "fault";
     wanted.nvme_options = "inner=posix;inner.allow_tmpfs=1;delay_write=1:400000000";
-    runtime = machine_open(&wanted);
-    tensor = tensor_f32(runtime, "t", 32 * 16384);
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensor = tensor_f32(runtime, "t", 32 * 16384);
     tensor_fill_sequence(tensor, 32 * 16384, 0);
     fails(stw_tier_set_budget(runtime, STW_TIER_DEVICE, 0, 16 * BLOCK, 50 * MILLISECOND_NS),
           STW_ERROR_TIMEOUT, "its budget is what it was");
@@ -245,30 +231,28 @@ TEST(a_shrink_that_takes_too_long_changes_nothing)
 TEST(a_view_of_all_that_is_left_fits)
 {
     machine wanted = machine_large();
-    stw_runtime *runtime;
-    stw_tensor *small[8], *large;
-    stw_view views[8], view;
-    int i;
+    stw_tensor *small[8];
+    stw_view views[8];
     wanted.device_blocks = 0;
-    runtime = machine_open(&wanted);
-    for (i = 0; i < 8; ++i) {
+    stw_runtime *runtime = machine_open(&wanted);
+    for (int i = 0; i < 8; ++i) {
         char name[16];
         snprintf(name, sizeof name, "s%d", i);
         small[i] = tensor_f32(runtime, name, 16384);
         tensor_fill_sequence(small[i], 16384, (float)i);
     }
-    large = tensor_f32(runtime, "large", 16 * 16384);
+    stw_tensor *large = tensor_f32(runtime, "large", 16 * 16384);
     tensor_fill_sequence(large, 16 * 16384, 3);
-    for (i = 0; i < 8; ++i) views[i] = view_get(runtime, small[i], STW_READ);
+    for (int i = 0; i < 8; ++i) views[i] = view_get(runtime, small[i], STW_READ);
     ok(set_blocks(runtime, STW_TIER_HOST, 16));
-    for (i = 0; i < 8; ++i) view_put(&views[i]);
-    view = view_get(runtime, large, STW_READ);
-    for (i = 0; i < 16 * 16384; ++i) {
+    for (int i = 0; i < 8; ++i) view_put(&views[i]);
+    stw_view view = view_get(runtime, large, STW_READ);
+    for (int i = 0; i < 16 * 16384; ++i) {
         if (((const float *)view.pointer)[i] != (float)(i + 3)) fail_msg("element %d", i);
     }
     assert_int_equal(tier_stats(runtime, STW_TIER_HOST).used_bytes, 16 * BLOCK);
     view_put(&view);
-    for (i = 0; i < 8; ++i) tensor_expect_sequence(small[i], 16384, (float)i);
+    for (int i = 0; i < 8; ++i) tensor_expect_sequence(small[i], 16384, (float)i);
     machine_close(runtime);
 }
 
@@ -287,9 +271,8 @@ static void *fetch_for_ever(void *argument)
     while (!atomic_load(&here->stop)) {
         const int at = i++ % TENSORS;
         stw_fetch_request request = request_of(here->tensors[at], STW_READ);
-        stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
         stw_view view;
-        options.flags = STW_FETCH_WAIT_ROOM;
+        stw_fetch_options options = {.struct_size = sizeof options, .flags = STW_FETCH_WAIT_ROOM};
         if (stw_fetch(here->runtime, &options, &request, 1, &view) != STW_OK) {
             atomic_fetch_add(&here->wrong, 1);
             continue;
@@ -305,8 +288,7 @@ static void *fetch_for_ever(void *argument)
 
 TEST(budgets_change_under_threads_that_fetch)
 {
-    machine wanted = machine_large();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_large());
     stw_tensor *tensors[TENSORS];
     pthread_t threads[2];
     crowd here;
@@ -339,36 +321,30 @@ TEST(budgets_change_under_threads_that_fetch)
 TEST(updates_end_before_the_last_room_goes)
 {
     machine wanted = machine_large();
-    stw_runtime *runtime;
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
-    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
     stw_hyper hyper = STW_HYPER_INIT;
     stw_optimizer *optimizer = NULL;
     stw_tensor_spec spec = spec_f32("gradient", ELEMENTS);
-    stw_tensor *parameter, *gradient;
     float values[4];
-    stw_copy_options few = STW_COPY_OPTIONS_INIT;
     wanted.device_blocks = 0;
-    runtime = machine_open(&wanted);
-    parameter = tensor_f32(runtime, "parameter", ELEMENTS);
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *parameter = tensor_f32(runtime, "parameter", ELEMENTS);
     spec.role = STW_ROLE_GRAD;
-    gradient = tensor_make(runtime, &spec);
+    stw_tensor *gradient = tensor_make(runtime, &spec);
     ok(stw_tensor_fill(parameter, 1.0, NULL));
     ok(stw_tensor_fill(gradient, 2.0, NULL));
     options.algorithm = STW_OPTIMIZER_SGD;
     ok(stw_optimizer_create(runtime, &options, &optimizer));
     hyper.lr = 0.25;
     hyper.momentum = 0;
-    entry.parameter = parameter;
-    entry.gradient = gradient;
-    ok(stw_optimizer_add(optimizer, &entry, 1));
+    optimizer_add(optimizer, parameter, gradient);
     ok(stw_optimizer_set_hyper(optimizer, 0, &hyper));
     ok(stw_optimizer_step(optimizer, NULL, NULL));
     ok(set_blocks(runtime, STW_TIER_HOST, 0));
     fails(stw_optimizer_step(optimizer, NULL, NULL), STW_ERROR_BUDGET, "stw_tier_set_budget");
     ok(set_blocks(runtime, STW_TIER_HOST, 16));
-    few.element_begin = ELEMENTS - 4;
-    few.element_count = 4;
+    stw_copy_options few = {
+        .struct_size = sizeof few, .element_begin = ELEMENTS - 4, .element_count = 4};
     ok(stw_tensor_read(parameter, values, &few));
     assert_float(values[0], 0.5F);
     assert_float(values[3], 0.5F);
@@ -380,9 +356,6 @@ TEST(updates_end_before_the_last_room_goes)
 static stw_optimizer *four_tensors(stw_runtime *runtime, uint32_t dtype, stw_tensor **parameter,
                                    stw_tensor **gradient)
 {
-    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
-    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
-    stw_optimizer *optimizer = NULL;
     stw_tensor_spec spec = spec_f32("weights", 3 * BLOCK / 4);
     spec.dtype = dtype;
     *parameter = tensor_make(runtime, &spec);
@@ -390,19 +363,15 @@ static stw_optimizer *four_tensors(stw_runtime *runtime, uint32_t dtype, stw_ten
     *gradient = tensor_make(runtime, &spec);
     ok(stw_tensor_fill(*parameter, 1, NULL));
     ok(stw_tensor_fill(*gradient, 0.5, NULL));
-    options.algorithm = STW_OPTIMIZER_ADAMW;
-    ok(stw_optimizer_create(runtime, &options, &optimizer));
-    hyper_usual(optimizer);
-    entry.parameter = *parameter, entry.gradient = *gradient;
-    ok(stw_optimizer_add(optimizer, &entry, 1));
+    stw_optimizer *optimizer = optimizer_make(runtime, STW_OPTIMIZER_ADAMW);
+    optimizer_add(optimizer, *parameter, *gradient);
     return optimizer;
 }
 
 static void expect_weights(stw_tensor *parameter, int changed)
 {
     static float values[3 * BLOCK / 4];
-    stw_copy_options as_f32 = STW_COPY_OPTIONS_INIT;
-    as_f32.dtype = STW_F32;
+    stw_copy_options as_f32 = {.struct_size = sizeof as_f32, .dtype = STW_F32};
     ok(stw_tensor_read(parameter, values, &as_f32));
     assert_int_equal(values[0] != 1, changed);
     assert_float(values[0], values[3 * BLOCK / 4 - 1]);
@@ -411,11 +380,9 @@ static void expect_weights(stw_tensor *parameter, int changed)
 /* Two shrinks that were accepted one by one, together below what an update works on. */
 TEST(a_step_that_has_no_room_is_refused_and_changes_nothing)
 {
-    machine wanted = machine_small();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *parameter, *gradient;
     stw_optimizer *optimizer = four_tensors(runtime, STW_F32, &parameter, &gradient);
-    stw_tensor_info info = {.struct_size = sizeof info};
     uint64_t count = 7;
     ok(set_blocks(runtime, STW_TIER_DEVICE, 2));
     ok(set_blocks(runtime, STW_TIER_HOST, 0));
@@ -424,7 +391,7 @@ TEST(a_step_that_has_no_room_is_refused_and_changes_nothing)
     assert_int_equal(error_numbers().needed_bytes, 4 * BLOCK);
     assert_int_equal(error_numbers().free_bytes, 2 * BLOCK);
     ok(stw_runtime_drain(runtime, 0));
-    ok(stw_tensor_info_get(gradient, &info));
+    stw_tensor_info info = info_of(gradient);
     assert_int_equal(info.state, STW_STATE_VALID);
     ok(stw_optimizer_get_count(optimizer, parameter, &count));
     assert_int_equal(count, 0);
@@ -440,12 +407,10 @@ TEST(a_step_that_has_no_room_is_refused_and_changes_nothing)
 TEST(an_update_that_never_fits_is_refused_at_its_step)
 {
     machine wanted = machine_small();
-    stw_runtime *runtime;
     stw_tensor *parameter, *gradient;
-    stw_optimizer *optimizer;
     wanted.device_driver = "cpu-discrete", wanted.host_blocks = 12;
-    runtime = machine_open(&wanted);
-    optimizer = four_tensors(runtime, STW_BF16, &parameter, &gradient);
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_optimizer *optimizer = four_tensors(runtime, STW_BF16, &parameter, &gradient);
     fails(stw_optimizer_step(optimizer, NULL, NULL), STW_ERROR_BUDGET,
           "'weights' works on 5 blocks at once");
     ok(stw_runtime_drain(runtime, 0));

@@ -120,15 +120,13 @@ TEST(a_callback_comes_once_on_another_thread_and_may_collect)
 
 TEST(what_is_over_calls_back_at_once_on_this_thread)
 {
-    machine small = machine_small();
-    stw_runtime *runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *tensor = tensor_f32(runtime, "t", 100);
     stw_tensor *blank = tensor_f32(runtime, "blank", 100);
-    stw_operation *operation;
     told heard;
     tensor_fill_sequence(tensor, 100, 0);
     told_begin(&heard, runtime);
-    operation = ask(runtime, tensor, STW_READ, 0);
+    stw_operation *operation = ask(runtime, tensor, STW_READ, 0);
     until_over(operation);
     heard.frees = 1;
     ok(stw_operation_on_done(operation, note, &heard));
@@ -260,8 +258,7 @@ TEST(another_thread_may_free_while_the_callback_runs)
 
 TEST(a_close_waits_for_the_callbacks_of_freed_operations)
 {
-    uint32_t flags;
-    for (flags = 0; flags <= STW_CLOSE_DEFERRED; ++flags) {
+    for (uint32_t flags = 0; flags <= STW_CLOSE_DEFERRED; ++flags) {
         crowd here = crowd_open();
         stw_operation *operation = ask_for_room(&here);
         stw_view kept;
@@ -296,28 +293,24 @@ TEST(a_close_waits_for_the_callbacks_of_freed_operations)
 
 TEST(a_sum_into_contents_is_told_when_its_own_buffer_is_there)
 {
-    machine small = machine_small();
-    stw_runtime *runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor_spec spec = spec_f32("gradient", 100);
-    stw_tensor *gradient;
-    stw_operation *operation;
     float back[100];
     told heard;
-    int i;
     spec.role = STW_ROLE_GRAD;
-    gradient = tensor_make(runtime, &spec);
+    stw_tensor *gradient = tensor_make(runtime, &spec);
     tensor_fill_sequence(gradient, 100, 0);
     told_begin(&heard, runtime);
     heard.collects = 1;
-    operation = ask(runtime, gradient, STW_REDUCE, 0);
+    stw_operation *operation = ask(runtime, gradient, STW_REDUCE, 0);
     ok(stw_operation_on_done(operation, note, &heard));
     told_await(&heard, &heard.returned, 1);
     assert_int_equal(heard.status, STW_OK);
     assert_int_equal(heard.collected, STW_OK);
-    for (i = 0; i < 100; ++i) ((float *)heard.view.pointer)[i] += 1;
+    for (int i = 0; i < 100; ++i) ((float *)heard.view.pointer)[i] += 1;
     view_put(&heard.view);
     ok(stw_tensor_read(gradient, back, NULL));
-    for (i = 0; i < 100; ++i) assert_float(back[i], (float)i + 1);
+    for (int i = 0; i < 100; ++i) assert_float(back[i], (float)i + 1);
     ok(stw_operation_free(operation));
     machine_close(runtime);
     told_end(&heard);
@@ -336,12 +329,10 @@ typedef struct racer {
 static void *race(void *argument)
 {
     racer *me = argument;
-    int round;
-    for (round = 0; round < ROUNDS && me->status == STW_OK; ++round) {
-        stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
+    for (int round = 0; round < ROUNDS && me->status == STW_OK; ++round) {
         stw_fetch_request request = request_of(me->here->wanted, STW_READ);
         stw_operation *operation = NULL;
-        options.flags = STW_FETCH_WAIT_ROOM;
+        stw_fetch_options options = {.struct_size = sizeof options, .flags = STW_FETCH_WAIT_ROOM};
         me->status = stw_fetch_async(me->here->runtime, &options, &request, 1, &operation);
         if (me->status != STW_OK) break;
         me->status = stw_operation_on_done(operation, note, me->heard);
@@ -358,16 +349,15 @@ TEST(each_of_many_is_told_once)
     pthread_t threads[RACERS];
     racer racers[RACERS];
     told heard;
-    int i;
     told_begin(&heard, here.runtime);
     heard.polls = 1;
-    for (i = 0; i < RACERS; ++i) {
+    for (int i = 0; i < RACERS; ++i) {
         racers[i].here = &here, racers[i].heard = &heard;
         racers[i].number = i, racers[i].status = STW_OK;
         pthread_create(&threads[i], NULL, race, &racers[i]);
     }
-    for (i = 0; i < RACERS; ++i) pthread_join(threads[i], NULL);
-    for (i = 0; i < RACERS; ++i) assert_int_equal(racers[i].status, STW_OK);
+    for (int i = 0; i < RACERS; ++i) pthread_join(threads[i], NULL);
+    for (int i = 0; i < RACERS; ++i) assert_int_equal(racers[i].status, STW_OK);
     view_put(&here.view);
     machine_close(here.runtime); /* after the last callback */
     assert_int_equal(heard.times, RACERS * ROUNDS);

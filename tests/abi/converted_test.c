@@ -50,12 +50,11 @@ static uint16_t f16_of(float value)
     const uint16_t sign = (uint16_t)(signbit(value) ? 0x8000 : 0);
     const float size = fabsf(value);
     int exponent;
-    double scaled;
     if (size >= 65520) return (uint16_t)(sign | 0x7c00);
     if (size == 0) return sign;
     (void)frexpf(size, &exponent); /* size = 0.5.. x 2^exponent */
     if (exponent < -13) exponent = -13;
-    scaled = nearbyint(ldexp((double)size, 11 - exponent)); /* an 11-bit significand */
+    double scaled = nearbyint(ldexp((double)size, 11 - exponent)); /* an 11-bit significand */
     if (scaled == 2048) scaled = 1024, ++exponent;
     if (scaled < 1024) return (uint16_t)(sign | (uint16_t)scaled);
     return (uint16_t)(sign | (uint16_t)((exponent + 13) * 1024 + (int)scaled));
@@ -74,17 +73,15 @@ static float value_at(uint64_t i)
 static float *values_make(uint64_t elements)
 {
     float *values = malloc(elements * sizeof *values);
-    uint64_t i;
     assert_non_null(values);
-    for (i = 0; i < elements; ++i) values[i] = value_at(i);
+    for (uint64_t i = 0; i < elements; ++i) values[i] = value_at(i);
     return values;
 }
 
 static void expect_halves(const void *memory, uint32_t dtype, uint64_t begin, uint64_t count)
 {
     const uint16_t *halves = memory;
-    uint64_t i;
-    for (i = 0; i < count; ++i) {
+    for (uint64_t i = 0; i < count; ++i) {
         const float value = value_at(begin + i);
         const uint16_t expected = dtype == STW_BF16 ? bf16_of(value) : f16_of(value);
         if (halves[i] == expected) continue;
@@ -95,11 +92,10 @@ static void expect_halves(const void *memory, uint32_t dtype, uint64_t begin, ui
 
 static stw_tier_stats stats_of(stw_runtime *runtime, uint32_t tier)
 {
-    stw_tier_stats stats = STW_TIER_STATS_INIT;
+    const stw_tier_stats none = STW_TIER_STATS_INIT;
     const int there =
         tier == STW_TIER_DEVICE ? machine_now.device_blocks > 0 : machine_now.host_blocks > 0;
-    if (there) ok(stw_tier_stats_get(runtime, tier, 0, &stats));
-    return stats;
+    return there ? tier_stats(runtime, tier) : none;
 }
 
 static uint64_t pinned_bytes(stw_runtime *runtime)
@@ -132,12 +128,10 @@ TEST(a_range_is_converted_to_nearest_wherever_it_lies)
     stw_tensor *tensor = tensor_f32(runtime, "wide", ELEMENTS);
     float *values = values_make(ELEMENTS);
     stw_view view;
-    size_t d, i;
-    int place;
     ok(stw_tensor_write(tensor, values, NULL));
-    for (place = 0; place < 2; ++place) {
-        for (d = 0; d < COUNT(dtypes); ++d) {
-            for (i = 0; i < COUNT(begins); ++i) {
+    for (int place = 0; place < 2; ++place) {
+        for (size_t d = 0; d < COUNT(dtypes); ++d) {
+            for (size_t i = 0; i < COUNT(begins); ++i) {
                 stw_fetch_request request = request_as(tensor, STW_READ, dtypes[d]);
                 request.element_begin = begins[i], request.element_count = counts[i];
                 if (place == 1) to_disk(runtime, tensor);
@@ -166,19 +160,17 @@ TEST(widening_is_exact_and_neighbours_stay_theirs)
     stw_fetch_request requests[N];
     stw_view views[N];
     float *values = values_make(ELEMENTS);
-    uint64_t i, k;
-    for (k = 0; k < N; ++k) {
-        stw_copy_options as_f32 = STW_COPY_OPTIONS_INIT;
-        as_f32.dtype = STW_F32;
+    for (uint64_t k = 0; k < N; ++k) {
+        stw_copy_options as_f32 = {.struct_size = sizeof as_f32, .dtype = STW_F32};
         tensors[k] = tensor_of(runtime, NULL, ELEMENTS, k % 2 ? STW_BF16 : STW_F16, 0);
         ok(stw_tensor_write(tensors[k], values, &as_f32));
         requests[k] = request_as(tensors[k], STW_READ, STW_F32);
     }
     ok(stw_fetch(runtime, NULL, requests, N, views));
-    for (k = 0; k < N; ++k) {
+    for (uint64_t k = 0; k < N; ++k) {
         const float *wide = views[k].pointer;
         assert_int_equal(views[k].bytes, ELEMENTS * 4);
-        for (i = 0; i < ELEMENTS; ++i) {
+        for (uint64_t i = 0; i < ELEMENTS; ++i) {
             if (k % 2) assert_int_equal(bf16_of(wide[i]), bf16_of(value_at(i)));
             if (k % 2 == 0) assert_int_equal(f16_of(wide[i]), f16_of(value_at(i)));
         }
@@ -227,15 +219,14 @@ TEST(a_converted_view_takes_room_and_gives_it_back)
     stw_tensor *half = tensor_of(runtime, "half", 14 * 16384, STW_BF16, 0);
     float *values = values_make(ELEMENTS);
     stw_fetch_request request = request_as(half, STW_READ, STW_F32);
-    stw_view narrow, own;
-    uint64_t before, used, tensors;
+    uint64_t tensors;
     ok(stw_tensor_write(tensor, values, NULL));
     ok(stw_tensor_fill(half, 2, NULL));
-    own = view_get(runtime, tensor, STW_READ);
-    before = pinned_bytes(runtime);
-    used = used_bytes(runtime);
+    stw_view own = view_get(runtime, tensor, STW_READ);
+    uint64_t before = pinned_bytes(runtime);
+    uint64_t used = used_bytes(runtime);
     tensors = stats_of(runtime, own.tier).tensors;
-    narrow = view_as(runtime, tensor, STW_READ, STW_BF16);
+    stw_view narrow = view_as(runtime, tensor, STW_READ, STW_BF16);
     assert_ptr_not_equal(narrow.pointer, own.pointer);
     assert_int_equal(pinned_bytes(runtime), before + 2 * BLOCK);
     view_put(&own);
@@ -272,11 +263,10 @@ TEST(writing_in_another_dtype_is_refused)
     stw_runtime *runtime = open_now();
     stw_tensor *tensor = tensor_f32(runtime, "weights", 64);
     stw_tensor *whole = tensor_of(runtime, "counts", 64, STW_I32, 0);
-    stw_fetch_request request;
     stw_view view;
     ok(stw_tensor_fill(tensor, 1, NULL));
     ok(stw_tensor_fill(whole, 1, NULL));
-    request = request_as(tensor, STW_WRITE, STW_BF16);
+    stw_fetch_request request = request_as(tensor, STW_WRITE, STW_BF16);
     fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_INVALID,
           "tensor 'weights' of dtype f32 cannot be fetched for writing as bf16");
     request.access = STW_READ_WRITE;
@@ -300,20 +290,19 @@ TEST(sums_in_another_dtype_are_rounded_to_the_tensors)
     float *sums = malloc(ELEMENTS * sizeof *sums);
     uint16_t *halves = malloc(ELEMENTS * sizeof *halves);
     stw_view view;
-    int i, round;
     assert_non_null(sums);
     assert_non_null(halves);
-    for (round = 0; round < 3; ++round) {
+    for (int round = 0; round < 3; ++round) {
         view = view_as(runtime, wide, STW_REDUCE, STW_BF16);
         assert_int_equal(view.bytes, ELEMENTS * 2);
-        for (i = 0; i < ELEMENTS; ++i) {
+        for (int i = 0; i < ELEMENTS; ++i) {
             assert_int_equal(((uint16_t *)view.pointer)[i], 0);
             ((uint16_t *)view.pointer)[i] = bf16_of((float)(i % 97));
         }
         view_put(&view);
         view = view_as(runtime, narrow, STW_REDUCE, STW_F32);
         assert_int_equal(view.bytes, ELEMENTS * 4);
-        for (i = 0; i < ELEMENTS; ++i) ((float *)view.pointer)[i] += 1.0F + (float)i / 1024;
+        for (int i = 0; i < ELEMENTS; ++i) ((float *)view.pointer)[i] += 1.0F + (float)i / 1024;
         view_put(&view);
     }
     /* A range, of which the rest stays; and one that is given up. */
@@ -321,23 +310,22 @@ TEST(sums_in_another_dtype_are_rounded_to_the_tensors)
         stw_fetch_request request = request_as(wide, STW_REDUCE, STW_F16);
         request.element_begin = 16380, request.element_count = 10;
         ok(stw_fetch(runtime, NULL, &request, 1, &view));
-        for (i = 0; i < 10; ++i) ((uint16_t *)view.pointer)[i] = f16_of(0.5F);
+        for (int i = 0; i < 10; ++i) ((uint16_t *)view.pointer)[i] = f16_of(0.5F);
         view_put(&view);
         ok(stw_fetch(runtime, NULL, &request, 1, &view));
-        for (i = 0; i < 10; ++i) ((uint16_t *)view.pointer)[i] = f16_of(100);
+        for (int i = 0; i < 10; ++i) ((uint16_t *)view.pointer)[i] = f16_of(100);
         ok(stw_release(&view, 1, STW_STREAM_HOST, STW_RELEASE_ABANDON));
     }
     ok(stw_tensor_read(wide, sums, NULL));
     ok(stw_tensor_read(narrow, halves, NULL));
-    for (i = 0; i < ELEMENTS; ++i) {
+    for (int i = 0; i < ELEMENTS; ++i) {
         const float each = 1.0F + (float)i / 1024;
         float sum = 0, expected = 3 * (float)(i % 97);
-        uint32_t bits;
         uint16_t half = 0;
         if (i >= 16380 && i < 16390) expected += 0.5F;
-        for (round = 0; round < 3; ++round) {
+        for (int round = 0; round < 3; ++round) {
             half = bf16_of(sum + each);
-            bits = (uint32_t)half << 16;
+            uint32_t bits = (uint32_t)half << 16;
             memcpy(&sum, &bits, 4);
         }
         assert_float(sums[i], expected);
@@ -353,7 +341,6 @@ TEST(what_ends_early_leaves_nothing_behind)
 {
     stw_runtime *runtime = open_now();
     stw_tensor *tensor = tensor_f32(runtime, "t", 3 * 16384);
-    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     stw_fetch_request request = request_as(tensor, STW_READ, STW_BF16);
     stw_fetch_request write = request_of(tensor, STW_READ_WRITE);
     stw_operation *operation = NULL;
@@ -362,7 +349,7 @@ TEST(what_ends_early_leaves_nothing_behind)
     uint32_t tier;
     float *values = values_make(3 * 16384);
     ok(stw_tensor_write(tensor, values, NULL));
-    options.flags = STW_FETCH_HAND_OVER;
+    stw_fetch_options options = {.struct_size = sizeof options, .flags = STW_FETCH_HAND_OVER};
     ok(stw_fetch(runtime, &options, &write, 1, &held));
     tier = held.tier;
     tensors = stats_of(runtime, tier).tensors;
@@ -404,25 +391,21 @@ TEST(a_source_that_cannot_be_read_promises_nothing)
 {
     const char *kinds[] = {"eio", "flip"};
     const stw_status codes[] = {STW_ERROR_IO, STW_ERROR_CHECKSUM};
-    size_t k;
-    int i;
-    for (k = 0; k < COUNT(kinds); ++k) {
+    for (size_t k = 0; k < COUNT(kinds); ++k) {
         static char script[4096];
         machine wanted = machine_now;
-        stw_runtime *runtime;
-        stw_tensor *lost, *good;
         stw_fetch_request requests[3];
         stw_view views[3], before[3];
         uint16_t halves[64];
         size_t length = (size_t)snprintf(script, sizeof script, "inner=posix;inner.allow_tmpfs=1");
-        for (i = 1; i < 60; ++i) {
+        for (int i = 1; i < 60; ++i) {
             length += (size_t)snprintf(script + length, sizeof script - length, ";at=read:%d:%s", i,
                                        kinds[k]);
         }
         wanted.nvme_driver = "fault", wanted.nvme_options = script;
-        runtime = machine_open(&wanted);
-        good = tensor_f32(runtime, "good", 2 * 16384);
-        lost = tensor_f32(runtime, "lost", 2 * 16384);
+        stw_runtime *runtime = machine_open(&wanted);
+        stw_tensor *good = tensor_f32(runtime, "good", 2 * 16384);
+        stw_tensor *lost = tensor_f32(runtime, "lost", 2 * 16384);
         tensor_fill_sequence(lost, 2 * 16384, 1);
         to_disk(runtime, lost);
         tensor_fill_sequence(good, 2 * 16384, 1);

@@ -7,10 +7,10 @@
 
 static stw_copy_options range_of(uint64_t begin, uint64_t count, uint32_t dtype)
 {
-    stw_copy_options options = STW_COPY_OPTIONS_INIT;
-    options.element_begin = begin;
-    options.element_count = count;
-    options.dtype = dtype;
+    stw_copy_options options = {.struct_size = sizeof options,
+                                .element_begin = begin,
+                                .element_count = count,
+                                .dtype = dtype};
     return options;
 }
 
@@ -19,20 +19,18 @@ TEST(ranges_cross_blocks)
     const uint64_t elements = 40 * BLOCK / 4 + 123; /* device 8, host 16 blocks */
     stw_tensor *tensor = tensor_f32(*state, "long", elements);
     float *values = malloc(elements * sizeof *values);
-    stw_copy_options options;
-    uint64_t i;
     assert_non_null(values);
     tensor_fill_sequence(tensor, elements, 0);
-    options = range_of(BLOCK / 4 - 10, 3 * BLOCK / 4, 0);
+    stw_copy_options options = range_of(BLOCK / 4 - 10, 3 * BLOCK / 4, 0);
     ok(stw_tensor_read(tensor, values, &options));
-    for (i = 0; i < options.element_count; ++i) {
+    for (uint64_t i = 0; i < options.element_count; ++i) {
         assert_float(values[i], (float)(options.element_begin + i));
     }
     ok(stw_tensor_fill(tensor, -2, &options));
     options = range_of(elements - 1, 1, 0);
     ok(stw_tensor_write(tensor, values, &options));
     ok(stw_tensor_read(tensor, values, NULL));
-    for (i = 0; i < elements; ++i) {
+    for (uint64_t i = 0; i < elements; ++i) {
         float expected = (float)i;
         if (i >= BLOCK / 4 - 10 && i < 4 * BLOCK / 4 - 10) expected = -2;
         if (i == elements - 1) expected = (float)(BLOCK / 4 - 10);
@@ -81,14 +79,12 @@ TEST(f32_and_bf16_convert_to_nearest_even)
     float back[COUNT(values)];
     stw_tensor_spec spec = spec_f32("bf16", COUNT(values));
     stw_copy_options as_f32 = range_of(0, 0, STW_F32);
-    stw_tensor *tensor;
-    size_t i;
     spec.dtype = STW_BF16;
-    tensor = tensor_make(*state, &spec);
+    stw_tensor *tensor = tensor_make(*state, &spec);
     ok(stw_tensor_write(tensor, values, &as_f32));
     ok(stw_tensor_read(tensor, stored, NULL));
     ok(stw_tensor_read(tensor, back, &as_f32));
-    for (i = 0; i < COUNT(values); ++i) {
+    for (size_t i = 0; i < COUNT(values); ++i) {
         uint32_t bits = (uint32_t)bf16_of(values[i]) << 16;
         float expected;
         memcpy(&expected, &bits, 4);
@@ -104,14 +100,12 @@ TEST(f16_round_trips_every_finite_value)
     stw_copy_options as_f32 = range_of(0, 0, STW_F32);
     uint16_t *all = malloc(65536 * sizeof *all), *back = malloc(65536 * sizeof *back);
     float *wide = malloc(65536 * sizeof *wide);
-    stw_tensor *tensor;
-    uint32_t i;
     assert_non_null(all);
     assert_non_null(back);
     assert_non_null(wide);
-    for (i = 0; i < 65536; ++i) all[i] = (uint16_t)i;
+    for (uint32_t i = 0; i < 65536; ++i) all[i] = (uint16_t)i;
     spec.dtype = STW_F16;
-    tensor = tensor_make(*state, &spec);
+    stw_tensor *tensor = tensor_make(*state, &spec);
     ok(stw_tensor_write(tensor, all, NULL));
     ok(stw_tensor_read(tensor, wide, &as_f32));
     assert_float(wide[0x3c00], 1);
@@ -120,7 +114,7 @@ TEST(f16_round_trips_every_finite_value)
     assert_float(wide[0x7bff], 65504);
     ok(stw_tensor_write(tensor, wide, &as_f32));
     ok(stw_tensor_read(tensor, back, NULL));
-    for (i = 0; i < 65536; ++i) {
+    for (uint32_t i = 0; i < 65536; ++i) {
         if (isnan(wide[i])) {
             assert_true((back[i] & 0x7c00) == 0x7c00 && (back[i] & 0x3ff) != 0);
         } else if (back[i] != i) {
@@ -135,10 +129,9 @@ TEST(other_dtypes_must_be_equal)
 {
     stw_tensor_spec spec = spec_f32("ints", 4);
     stw_copy_options options = range_of(0, 0, STW_F32);
-    stw_tensor *tensor;
     float values[4] = {0};
     spec.dtype = STW_I32;
-    tensor = tensor_make(*state, &spec);
+    stw_tensor *tensor = tensor_make(*state, &spec);
     fails(stw_tensor_write(tensor, values, &options), STW_ERROR_INVALID, "'ints' has dtype i32");
     options.dtype = 55;
     fails(stw_tensor_write(tensor, values, &options), STW_ERROR_INVALID, "dtype 55");
@@ -154,11 +147,9 @@ TEST(fill_refuses_what_the_dtype_cannot_hold)
     const double holds[] = {-12345678901.0, -2147483648.0, -32768, -128, 255, 1};
     stw_tensor_spec spec = spec_f32("filled", 9);
     int64_t wide[9];
-    size_t i;
-    for (i = 0; i < COUNT(dtypes); ++i) {
-        stw_tensor *tensor;
+    for (size_t i = 0; i < COUNT(dtypes); ++i) {
         spec.dtype = dtypes[i];
-        tensor = tensor_make(*state, &spec);
+        stw_tensor *tensor = tensor_make(*state, &spec);
         fails(stw_tensor_fill(tensor, too_much[i], NULL), STW_ERROR_INVALID, "'filled'");
         fails(stw_tensor_fill(tensor, 0.5, NULL), STW_ERROR_INVALID, "0.5");
         fails(stw_tensor_fill(tensor, NAN, NULL), STW_ERROR_INVALID, "nan");
@@ -177,16 +168,14 @@ TEST(copies_go_to_where_the_newest_bytes_are)
     stw_runtime *runtime = *state;
     const uint64_t elements = 4 * BLOCK / 4;
     stw_tensor *tensor = tensor_f32(runtime, "t", elements);
-    stw_view view;
-    uint64_t i;
     tensor_fill_sequence(tensor, elements, 0);
-    view = view_get(runtime, tensor, STW_READ_WRITE); /* newest on the device */
-    for (i = 0; i < elements; ++i) ((float *)view.pointer)[i] = (float)i + 9;
+    stw_view view = view_get(runtime, tensor, STW_READ_WRITE); /* newest on the device */
+    for (uint64_t i = 0; i < elements; ++i) ((float *)view.pointer)[i] = (float)i + 9;
     view_put(&view);
     tensor_expect_sequence(tensor, elements, 9);
     tensor_fill_sequence(tensor, elements, 4); /* the device's replica is stale now */
     view = view_get(runtime, tensor, STW_READ);
-    for (i = 0; i < elements; ++i) assert_float(((float *)view.pointer)[i], (float)i + 4);
+    for (uint64_t i = 0; i < elements; ++i) assert_float(((float *)view.pointer)[i], (float)i + 4);
     view_put(&view);
     ok(stw_tensor_destroy(&tensor, 1));
 }

@@ -30,15 +30,13 @@ typedef struct scene {
 
 static void scene_open(scene *here, const machine *wanted)
 {
-    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
-    stw_fetch_request request;
     memset(here, 0, sizeof *here);
     here->runtime = machine_open(wanted);
     here->tensor = tensor_f32(here->runtime, "source", ELEMENTS);
     tensor_fill_sequence(here->tensor, ELEMENTS, 1);
-    request = request_range(here->tensor, STW_READ_WRITE, 0, 0);
+    stw_fetch_request request = request_range(here->tensor, STW_READ_WRITE, 0, 0);
     request.tier = STW_TIER_DEFAULT;
-    options.flags = STW_FETCH_HAND_OVER;
+    stw_fetch_options options = {.struct_size = sizeof options, .flags = STW_FETCH_HAND_OVER};
     ok(stw_fetch(here->runtime, &options, &request, 1, &here->writer));
     here->memory = calloc(ELEMENTS, sizeof *here->memory);
     assert_non_null(here->memory);
@@ -101,11 +99,10 @@ TEST(the_end_is_told_when_the_memory_is_the_callers_again)
 {
     machine wanted = machine_small();
     scene here;
-    stw_operation *operation;
     stw_view view;
     scene_open(&here, &wanted);
     /* A cancelled one. */
-    operation = copy_async(&here);
+    stw_operation *operation = copy_async(&here);
     ok(stw_operation_on_done(operation, note, &here));
     ok(stw_operation_notify_fd(operation, here.fd));
     assert_int_equal(is_told(&here, 0), 0);
@@ -143,13 +140,11 @@ TEST(copies_are_cancelled_and_freed_while_they_are_made)
 {
     machine wanted = machine_small();
     scene here;
-    int round;
     scene_open(&here, &wanted);
     view_put(&here.writer);
-    for (round = 1; round <= 60; ++round) {
-        stw_operation *operation;
+    for (int round = 1; round <= 60; ++round) {
         memset(here.memory, 0, ELEMENTS * sizeof *here.memory);
-        operation = copy_async(&here);
+        stw_operation *operation = copy_async(&here);
         ok(stw_operation_on_done(operation, note, &here));
         if (round % 3 == 0) ok(stw_operation_cancel(operation));
         if (round % 3 == 1) {
@@ -216,10 +211,8 @@ TEST(a_drain_waits_for_copies_and_a_close_refuses)
 {
     machine wanted = machine_small();
     scene here;
-    stw_operation *operation;
-    int round;
     scene_open(&here, &wanted);
-    operation = copy_async(&here);
+    stw_operation *operation = copy_async(&here);
     fails(stw_runtime_drain(here.runtime, 5 * MILLISECOND_NS), STW_ERROR_TIMEOUT, "1 copies");
     view_put(&here.writer);
     ok(stw_runtime_drain(here.runtime, 0));
@@ -228,7 +221,7 @@ TEST(a_drain_waits_for_copies_and_a_close_refuses)
     fails(stw_runtime_close(here.runtime, STW_CLOSE_DEFERRED, 0), STW_ERROR_BUSY, "1 operations");
     ok(stw_operation_free(operation));
     /* Between two of its chunks it waits for nothing, and is under way nevertheless. */
-    for (round = 0; round < 50; ++round) {
+    for (int round = 0; round < 50; ++round) {
         operation = copy_async(&here);
         ok(stw_runtime_drain(here.runtime, 0));
         ok(stw_operation_poll(operation));
@@ -241,12 +234,10 @@ TEST(the_last_room_stays_until_copies_are_made)
 {
     machine wanted = machine_small();
     scene here;
-    stw_operation *operation;
-    stw_fetch_request request;
     stw_view view;
     wanted.device_blocks = 0;
     scene_open(&here, &wanted);
-    operation = copy_async(&here);
+    stw_operation *operation = copy_async(&here);
     fails(stw_tier_set_budget(here.runtime, STW_TIER_HOST, 0, 0, 5 * MILLISECOND_NS),
           STW_ERROR_TIMEOUT, "copies");
     view_put(&here.writer);
@@ -255,7 +246,7 @@ TEST(the_last_room_stays_until_copies_are_made)
     assert_float(here.memory[ELEMENTS - 1], (float)ELEMENTS);
     ok(stw_operation_free(operation));
     /* Without any, they are refused before they begin. */
-    request = request_range(here.tensor, STW_READ, 0, 0);
+    stw_fetch_request request = request_range(here.tensor, STW_READ, 0, 0);
     request.tier = STW_TIER_DEFAULT;
     request.into = here.memory;
     fails(stw_fetch(here.runtime, NULL, &request, 1, &view), STW_ERROR_BUDGET,
@@ -272,11 +263,10 @@ TEST(converted_views_keep_no_other_tier)
     machine wanted = machine_small();
     scene here;
     stw_tensor_spec spec = spec_f32("sum", 100);
-    stw_fetch_request request;
     stw_view view;
     scene_open(&here, &wanted);
     view_put(&here.writer);
-    request = request_range(here.tensor, STW_READ, 0, 1000);
+    stw_fetch_request request = request_range(here.tensor, STW_READ, 0, 1000);
     request.dtype = STW_BF16;
     ok(stw_fetch(here.runtime, NULL, &request, 1, &view));
     ok(stw_tier_set_budget(here.runtime, STW_TIER_HOST, 0, 0, 0));
@@ -297,15 +287,13 @@ TEST(converted_views_keep_no_other_tier)
 TEST(a_sum_asked_again_keeps_what_was_converted)
 {
     enum { MANY = 16384 + 9 };
-    machine wanted = machine_small();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor_spec spec = spec_f32("full", MANY);
     stw_tensor *weights = tensor_f32(runtime, "weights", MANY), *full, *narrow;
     stw_fetch_request requests[4];
     stw_operation *operation = NULL;
     float *copy = calloc(MANY, sizeof *copy);
     stw_view views[4];
-    uint64_t i;
     assert_non_null(copy);
     tensor_fill_sequence(weights, MANY, 0);
     spec.role = STW_ROLE_GRAD;
@@ -326,7 +314,7 @@ TEST(a_sum_asked_again_keeps_what_was_converted)
     ok(stw_operation_free(operation));
     assert_int_equal(views[0].bytes, MANY * 4);
     assert_int_equal(views[2].bytes, MANY * 4);
-    for (i = 0; i < MANY; ++i) {
+    for (uint64_t i = 0; i < MANY; ++i) {
         assert_float(copy[i], (float)i);
         assert_float(((float *)views[0].pointer)[i], 0);
         assert_float(((float *)views[2].pointer)[i], 0);

@@ -21,11 +21,10 @@ crowd crowd_open(void)
 
 stw_operation *ask(stw_runtime *runtime, stw_tensor *tensor, uint32_t access, uint64_t timeout_ns)
 {
-    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     stw_fetch_request request = request_of(tensor, access);
     stw_operation *operation = NULL;
-    options.flags = STW_FETCH_WAIT_ROOM;
-    options.timeout_ns = timeout_ns;
+    stw_fetch_options options = {
+        .struct_size = sizeof options, .flags = STW_FETCH_WAIT_ROOM, .timeout_ns = timeout_ns};
     ok(stw_fetch_async(runtime, &options, &request, 1, &operation));
     return operation;
 }

@@ -45,22 +45,20 @@ static void there_and_back(const char *first, const char *second, uint32_t host_
 {
     stw_runtime *runtime = open_two(first, second, host_blocks);
     stw_tensor *tensor = tensor_f32(runtime, "travels", ELEMENTS);
-    stw_view view;
-    int i;
-    view = view_at(runtime, tensor, STW_WRITE, 1);
-    for (i = 0; i < ELEMENTS; ++i) ((float *)view.pointer)[i] = (float)i;
+    stw_view view = view_at(runtime, tensor, STW_WRITE, 1);
+    for (int i = 0; i < ELEMENTS; ++i) ((float *)view.pointer)[i] = (float)i;
     view_put(&view);
     assert_int_equal(used_on(runtime, 0), 0);
     assert_int_equal(used_on(runtime, 1), 4 * BLOCK);
     view = view_at(runtime, tensor, STW_READ_WRITE, 0);
     assert_int_equal(used_on(runtime, 0), 4 * BLOCK);
-    for (i = 0; i < ELEMENTS; ++i) {
+    for (int i = 0; i < ELEMENTS; ++i) {
         if (((float *)view.pointer)[i] != (float)i) fail_msg("element %d did not arrive", i);
         ((float *)view.pointer)[i] += 1;
     }
     view_put(&view);
     view = view_at(runtime, tensor, STW_READ, 1);
-    for (i = 0; i < ELEMENTS; ++i) {
+    for (int i = 0; i < ELEMENTS; ++i) {
         if (((float *)view.pointer)[i] != (float)i + 1) fail_msg("element %d did not return", i);
     }
     view_put(&view);
@@ -83,8 +81,7 @@ TEST(each_device_has_a_budget_of_its_own)
     stw_view views[2];
     stw_fetch_request request;
     stw_view more;
-    uint32_t i;
-    for (i = 0; i < 2; ++i) {
+    for (uint32_t i = 0; i < 2; ++i) {
         stw_tensor_spec spec = spec_f32(NULL, BLOCKS * BLOCK / 4);
         tensors[i] = tensor_make(runtime, &spec);
         request = request_of(tensors[i], STW_WRITE);
@@ -104,10 +101,8 @@ TEST(each_device_has_a_budget_of_its_own)
 TEST(devices_alone_hold_as_much_as_their_budgets_together)
 {
     stw_runtime *runtime = open_two(NULL, NULL, 0);
-    stw_policy policy = STW_POLICY_INIT;
-    uint32_t i;
-    policy.home = STW_TIER_DEVICE;
-    for (i = 0; i < 2; ++i) {
+    stw_policy policy = {.struct_size = sizeof policy, .home = STW_TIER_DEVICE};
+    for (uint32_t i = 0; i < 2; ++i) {
         stw_tensor_spec spec = spec_f32(NULL, BLOCKS * BLOCK / 4);
         spec.policy = &policy, policy.home_device = i;
         (void)tensor_make(runtime, &spec);

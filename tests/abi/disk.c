@@ -71,9 +71,8 @@ static const char *make_file_system(const char *type, const char *image)
 static const char *attach(disk *disk, int image)
 {
     const int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC);
-    int attempt;
     if (control < 0) return because("loop devices cannot be had", errno);
-    for (attempt = 0; attempt < LOOP_TRIES_MAX; ++attempt) {
+    for (int attempt = 0; attempt < LOOP_TRIES_MAX; ++attempt) {
         struct loop_config config;
         char path[64];
         const int number = ioctl(control, LOOP_CTL_GET_FREE);
@@ -98,11 +97,10 @@ static const char *attach(disk *disk, int image)
 
 static const char *make_device(disk *disk, const char *type, uint64_t bytes)
 {
-    const char *why;
     const int image = open("disk-image", O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     if (image < 0) return because("no image can be made", errno);
-    why = ftruncate(image, (off_t)bytes) == 0 ? make_file_system(type, "disk-image")
-                                              : because("no image can be made", errno);
+    const char *why = ftruncate(image, (off_t)bytes) == 0 ? make_file_system(type, "disk-image")
+                                                          : because("no image can be made", errno);
     if (!why) why = attach(disk, image);
     close(image);
     unlink("disk-image");
@@ -169,10 +167,9 @@ void disk_shut_down(const disk *disk)
 const char *disk_find_error(const disk *disk)
 {
     char path[128];
-    int trigger;
     const char *why = NULL;
     snprintf(path, sizeof path, "/sys/fs/ext4/%s/trigger_fs_error", disk->loop_name);
-    trigger = open(path, O_WRONLY | O_CLOEXEC);
+    int trigger = open(path, O_WRONLY | O_CLOEXEC);
     if (trigger < 0) return because("ext4 cannot be told to find an error", errno);
     if (write(trigger, "test", 4) != 4) why = because("ext4 did not take the error", errno);
     close(trigger);

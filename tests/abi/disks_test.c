@@ -12,7 +12,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -62,9 +61,8 @@ static void bytes_come_back(stw_runtime *runtime)
 TEST(a_disk_smaller_than_the_store_is_no_space_with_the_numbers)
 {
     static const char *const drivers[] = {"aio", "posix", NULL};
-    size_t i;
     need(disk_mount(&mounted, DISK, 32 * MIB, ""));
-    for (i = 0; i < COUNT(drivers); ++i) {
+    for (size_t i = 0; i < COUNT(drivers); ++i) {
         machine wanted = machine_on(DISK, drivers[i], 1024); /* 64 MiB */
         const uint64_t free_bytes = disk_free_bytes(DISK);
         stw_runtime *runtime = NULL;
@@ -86,10 +84,9 @@ TEST(what_one_store_has_taken_the_next_one_cannot_have)
 {
     machine wanted = machine_on(DISK, NULL, 256); /* 16 MiB of 32 */
     stw_runtime *first = NULL, *second = NULL;
-    uint64_t free_bytes;
     need(disk_mount(&mounted, DISK, 32 * MIB, ""));
     first = machine_open(&wanted);
-    free_bytes = disk_free_bytes(DISK);
+    uint64_t free_bytes = disk_free_bytes(DISK);
     fails(machine_try_open(&wanted, &second), STW_ERROR_NO_SPACE, "free and 17.0 MiB");
     assert_int_equal(error_numbers().free_bytes, free_bytes);
     assert_int_equal(disk_free_bytes(DISK), free_bytes);
@@ -105,10 +102,8 @@ TEST(what_one_store_has_taken_the_next_one_cannot_have)
 
 TEST(a_file_system_that_copies_on_write_is_named_in_a_remark)
 {
-    machine wanted = machine_on(DISK, NULL, 256);
-    stw_runtime *runtime;
     need(disk_mount_type(&mounted, "btrfs", DISK, 256 * MIB, ""));
-    runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_on(DISK, NULL, 256));
     assert_int_equal(times_logged("'" DISK "': btrfs copies on write: it cannot promise"), 1);
     report_expect(runtime, DISK, "btrfs copies on write: it cannot promise");
     bytes_come_back(runtime);
@@ -121,9 +116,8 @@ static void fill_up(const char *path)
 {
     static const char bytes[65536] = {'x'};
     const int file = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-    int round;
     assert_true(file >= 0);
-    for (round = 0; round < 3; ++round) {
+    for (int round = 0; round < 3; ++round) {
         while (write(file, bytes, sizeof bytes) > 0) {}
         while (write(file, bytes, 4096) > 0) {}
         assert_int_equal(fsync(file), 0);
@@ -133,8 +127,6 @@ static void fill_up(const char *path)
 
 TEST(a_report_on_a_full_disk_is_no_space_and_the_old_one_stays)
 {
-    machine small = machine_small();
-    stw_runtime *runtime;
     FILE *file;
     char text[16];
     need(disk_mount(&mounted, DISK, 16 * MIB, ""));
@@ -142,7 +134,7 @@ TEST(a_report_on_a_full_disk_is_no_space_and_the_old_one_stays)
     assert_non_null(file);
     assert_true(fputs("old", file) >= 0 && fclose(file) == 0);
     fill_up(DISK "/filler");
-    runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open_as(machine_small());
     fails(stw_report_write(runtime, DISK "/report.json"), STW_ERROR_NO_SPACE,
           "'" DISK "/report.json'");
     assert_non_null(strstr(stw_last_error(), "No space left on device"));
@@ -190,12 +182,9 @@ TEST(a_file_system_that_refuses_direct_io_gets_posix_by_itself)
 TEST(a_file_system_without_tmpfile_keeps_no_name_of_the_store)
 {
     static const char *const drivers[] = {"aio", "posix"};
-    size_t i;
-    for (i = 0; i < COUNT(drivers); ++i) {
-        machine wanted = machine_on(FUSE, drivers[i], 64);
-        stw_runtime *runtime;
+    for (size_t i = 0; i < COUNT(drivers); ++i) {
         need(fuse_mount(FUSE));
-        runtime = machine_open(&wanted);
+        stw_runtime *runtime = machine_open_as(machine_on(FUSE, drivers[i], 64));
         assert_int_equal(fuse_look().created, 1);
         assert_int_equal(fuse_look().names, 0);
         assert_int_equal(fuse_look().files, 1);
@@ -212,10 +201,9 @@ static void move_for_ever(int ready)
 {
     machine wanted = machine_on(FUSE, NULL, 64);
     stw_runtime *runtime = NULL;
-    stw_tensor *tensor;
     fuse_leave();
     if (machine_try_open(&wanted, &runtime) != STW_OK) _exit(1);
-    tensor = tensor_f32(runtime, "t", ELEMENTS);
+    stw_tensor *tensor = tensor_f32(runtime, "t", ELEMENTS);
     for (;;) {
         tensor_fill_sequence(tensor, ELEMENTS, 1);
         if (stw_evict(runtime, &tensor, 1, STW_TIER_DEVICE, 0, 0) != STW_OK) _exit(2);
@@ -226,14 +214,12 @@ static void move_for_ever(int ready)
 
 TEST(without_tmpfile_nothing_is_left_after_sigkill)
 {
-    int round;
     need(fuse_mount(FUSE));
-    for (round = 0; round < 4; ++round) {
+    for (int round = 0; round < 4; ++round) {
         int pipes[2], status = 0, i;
         char byte;
-        pid_t child;
         assert_int_equal(pipe(pipes), 0);
-        child = fork();
+        pid_t child = fork();
         if (child == 0) move_for_ever(pipes[1]);
         close(pipes[1]);
         for (i = 0; i <= round; ++i) assert_int_equal(read(pipes[0], &byte, 1), 1);
@@ -336,16 +322,11 @@ static void close_with_errors(stw_runtime *runtime)
 TEST(a_disk_gone_under_an_open_store_is_io_and_memory_keeps_serving)
 {
     static const char *const drivers[] = {"aio", "posix"};
-    size_t i;
-    for (i = 0; i < COUNT(drivers); ++i) {
-        const machine wanted = machine_on(DISK, drivers[i], 256);
-        machine healthy = machine_small();
-        stw_runtime *runtime, *other;
-        three tensors;
+    for (size_t i = 0; i < COUNT(drivers); ++i) {
         need(disk_mount(&mounted, DISK, 64 * MIB, ""));
-        other = machine_open(&healthy);
-        runtime = machine_open(&wanted);
-        tensors = one_in_each_tier(runtime);
+        stw_runtime *other = machine_open_as(machine_small());
+        stw_runtime *runtime = machine_open_as(machine_on(DISK, drivers[i], 256));
+        three tensors = one_in_each_tier(runtime);
         disk_shut_down(&mounted);
         expect_gone(runtime, &tensors, "'" DISK "'", EIO);
         expect_writes_kept(runtime, tensors.device, "device", EIO);
@@ -358,12 +339,9 @@ TEST(a_disk_gone_under_an_open_store_is_io_and_memory_keeps_serving)
 
 TEST(a_file_system_whose_server_died_is_io_and_memory_keeps_serving)
 {
-    const machine wanted = machine_on(FUSE, NULL, 256);
-    stw_runtime *runtime;
-    three tensors;
     need(fuse_mount(FUSE));
-    runtime = machine_open(&wanted);
-    tensors = one_in_each_tier(runtime);
+    stw_runtime *runtime = machine_open_as(machine_on(FUSE, NULL, 256));
+    three tensors = one_in_each_tier(runtime);
     fuse_abort(FUSE);
     expect_gone(runtime, &tensors, "'" FUSE "'", ENOTCONN);
     expect_writes_kept(runtime, tensors.host, "host", ENOTCONN);
@@ -375,14 +353,11 @@ TEST(a_file_system_gone_read_only_fails_writes_and_keeps_what_it_has)
 {
     const machine wanted = machine_on(DISK, NULL, 256);
     stw_runtime *runtime, *second = NULL;
-    stw_tensor *late;
-    const char *why;
-    three tensors;
     need(disk_mount(&mounted, DISK, 64 * MIB, "errors=remount-ro"));
     runtime = machine_open(&wanted);
-    tensors = one_in_each_tier(runtime);
-    late = tensor_f32(runtime, "late", ELEMENTS);
-    why = disk_find_error(&mounted);
+    three tensors = one_in_each_tier(runtime);
+    stw_tensor *late = tensor_f32(runtime, "late", ELEMENTS);
+    const char *why = disk_find_error(&mounted);
     if (!why) {
         expect_writes_kept(runtime, late, "late", EROFS);
         tensor_expect_sequence(tensors.far, ELEMENTS, 1); /* it can still be read */

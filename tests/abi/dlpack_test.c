@@ -16,8 +16,7 @@ typedef struct DLManagedTensor legacy;
 
 static uint64_t exports_of(stw_runtime *runtime)
 {
-    stw_tier_stats stats = STW_TIER_STATS_INIT;
-    ok(stw_tier_stats_get(runtime, STW_TIER_DEVICE, 0, &stats));
+    stw_tier_stats stats = tier_stats(runtime, STW_TIER_DEVICE);
     assert_int_equal(stats.exports, stats.open_views);
     return stats.exports;
 }
@@ -33,14 +32,12 @@ static stw_tensor *matrix(stw_runtime *runtime, const char *name, uint32_t dtype
 
 TEST(a_reader_is_exported_as_read_only)
 {
-    machine wanted = machine_small();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *tensor = matrix(runtime, "m", STW_F32);
     versioned *made = NULL;
-    stw_view view;
     void *pointer;
     tensor_fill_sequence(tensor, 15, 1);
-    view = view_get(runtime, tensor, STW_READ);
+    stw_view view = view_get(runtime, tensor, STW_READ);
     pointer = view.pointer;
     ok(stw_view_to_dlpack(&view, STW_STREAM_HOST, &made));
     assert_true(view.cookie == 0 && view.pointer == NULL);
@@ -64,26 +61,23 @@ TEST(a_reader_is_exported_as_read_only)
 
 TEST(what_a_writer_exports_counts_from_its_deleter_on)
 {
-    machine wanted = machine_small();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *tensor = tensor_f32(runtime, "t", 10);
-    stw_fetch_options at_once = STW_FETCH_OPTIONS_INIT;
     stw_fetch_request request = request_of(tensor, STW_READ);
     versioned *made = NULL;
     legacy *old = NULL;
-    stw_view view, reader;
-    int i;
-    at_once.flags = STW_FETCH_TRY;
-    view = view_get(runtime, tensor, STW_WRITE);
+    stw_view reader;
+    stw_fetch_options at_once = {.struct_size = sizeof at_once, .flags = STW_FETCH_TRY};
+    stw_view view = view_get(runtime, tensor, STW_WRITE);
     ok(stw_view_to_dlpack_legacy(&view, STW_STREAM_SYNCED, &old));
-    for (i = 0; i < 10; ++i) ((float *)old->tensor.data)[i] = (float)i;
+    for (int i = 0; i < 10; ++i) ((float *)old->tensor.data)[i] = (float)i;
     fails(stw_fetch(runtime, &at_once, &request, 1, &reader), STW_ERROR_BUSY, "'t'");
     old->deleter(old);
     tensor_expect_sequence(tensor, 10, 0);
     view = view_get(runtime, tensor, STW_READ_WRITE);
     ok(stw_view_to_dlpack(&view, STW_STREAM_HOST, &made));
     assert_int_equal(made->flags, 0);
-    for (i = 0; i < 10; ++i) ((float *)made->tensor.data)[i] += 7;
+    for (int i = 0; i < 10; ++i) ((float *)made->tensor.data)[i] += 7;
     made->deleter(made);
     tensor_to_disk(runtime, tensor);
     tensor_expect_sequence(tensor, 10, 7);
@@ -109,10 +103,8 @@ TEST(every_dtype_has_its_code)
         {STW_U8, DL_UINT, 8, 1},
         {STW_BOOL, DL_BOOL, 8, 1},
     };
-    machine wanted = machine_small();
-    stw_runtime *runtime = machine_open(&wanted);
-    size_t i;
-    for (i = 0; i < COUNT(rows); ++i) {
+    stw_runtime *runtime = machine_open_as(machine_small());
+    for (size_t i = 0; i < COUNT(rows); ++i) {
         stw_tensor *tensor = matrix(runtime, NULL, rows[i].dtype);
         stw_view view = view_get(runtime, tensor, STW_WRITE);
         versioned *made = NULL;
@@ -137,8 +129,7 @@ TEST(every_dtype_has_its_code)
 
 TEST(a_converted_view_is_exported_in_its_dtype)
 {
-    machine wanted = machine_small();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *tensor = matrix(runtime, "m", STW_F32), *sum;
     stw_tensor_spec spec = spec_f32("sum", 4);
     stw_fetch_request requests[2];
@@ -178,8 +169,7 @@ TEST(a_converted_view_is_exported_in_its_dtype)
 
 TEST(ranges_are_flat_and_scalars_have_no_dimension)
 {
-    machine wanted = machine_small();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *tensor = matrix(runtime, "m", STW_F32), *none, *scalar;
     stw_tensor_spec spec = spec_f32("none", 0);
     stw_fetch_request request = request_range(tensor, STW_READ, 4, 3);
@@ -214,8 +204,7 @@ TEST(ranges_are_flat_and_scalars_have_no_dimension)
 
 TEST(what_cannot_be_said_is_refused_and_the_view_stays)
 {
-    machine wanted = machine_small();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *tensor = tensor_f32(runtime, "t", 10);
     versioned *made = NULL;
     legacy *old = NULL;
@@ -253,16 +242,14 @@ static void *delete_it(void *made)
 
 TEST(an_export_outlives_its_runtime)
 {
-    machine wanted = machine_small();
     const int descriptors = descriptors_open();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *tensor = tensor_f32(runtime, "kept", 10);
     versioned *made[2] = {NULL, NULL};
     pthread_t thread;
     stw_view view;
-    int i;
     tensor_fill_sequence(tensor, 10, 3);
-    for (i = 0; i < 2; ++i) {
+    for (int i = 0; i < 2; ++i) {
         view = view_get(runtime, tensor, STW_READ);
         ok(stw_view_to_dlpack(&view, NULL, &made[i]));
     }
@@ -279,18 +266,15 @@ TEST(an_export_outlives_its_runtime)
 
 TEST(an_aborted_step_leaves_its_exports)
 {
-    machine wanted = machine_small();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *tensor = tensor_f32(runtime, "t", 10), *other = tensor_f32(runtime, "u", 10);
     stw_phase *phase;
     versioned *made = NULL;
-    stw_view view, second;
-    int i;
     ok(stw_phase_create(runtime, "train", &phase));
     ok(stw_step_begin(phase));
-    view = view_get(runtime, tensor, STW_WRITE);
-    second = view_get(runtime, other, STW_WRITE);
-    for (i = 0; i < 10; ++i) ((float *)view.pointer)[i] = (float)i;
+    stw_view view = view_get(runtime, tensor, STW_WRITE);
+    stw_view second = view_get(runtime, other, STW_WRITE);
+    for (int i = 0; i < 10; ++i) ((float *)view.pointer)[i] = (float)i;
     ok(stw_view_to_dlpack(&view, NULL, &made));
     ok(stw_step_abort(phase, NULL));
     fails(stw_release(&second, 1, NULL, 0), STW_ERROR_INVALID, "not open");
@@ -307,17 +291,14 @@ TEST(an_aborted_step_leaves_its_exports)
 
 TEST(a_forked_child_deletes_its_copy_alone)
 {
-    machine wanted = machine_small();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *tensor = tensor_f32(runtime, "t", 10);
     versioned *made = NULL;
     int status = -1;
-    pid_t child;
-    stw_view view;
     tensor_fill_sequence(tensor, 10, 1);
-    view = view_get(runtime, tensor, STW_READ);
+    stw_view view = view_get(runtime, tensor, STW_READ);
     ok(stw_view_to_dlpack(&view, NULL, &made));
-    child = fork();
+    pid_t child = fork();
     if (child == 0) {
         versioned *more = NULL;
         made->deleter(made);
@@ -334,19 +315,17 @@ TEST(a_forked_child_deletes_its_copy_alone)
 
 TEST(an_address_is_exported_without_a_pin)
 {
-    machine wanted = machine_small();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *tensor = matrix(runtime, "m", STW_F32), *frozen;
     stw_tensor_spec spec = spec_f32("frozen", 10);
     versioned *made = NULL;
     legacy *old = NULL;
-    stw_view view;
     tensor_fill_sequence(tensor, 15, 2);
     ok(stw_tensor_to_dlpack(tensor, 0, &made));
     ok(stw_tensor_to_dlpack_legacy(tensor, 0, &old));
     assert_int_equal(exports_of(runtime), 0);
     assert_true(made->tensor.ndim == 2 && made->tensor.shape[1] == 5 && made->flags == 0);
-    view = view_get(runtime, tensor, STW_READ);
+    stw_view view = view_get(runtime, tensor, STW_READ);
     assert_ptr_equal(made->tensor.data, view.pointer);
     assert_ptr_equal(old->tensor.data, view.pointer);
     assert_float(((float *)old->tensor.data)[14], 16.0F);
@@ -365,16 +344,13 @@ TEST(an_address_is_exported_without_a_pin)
 TEST(a_device_across_a_bus_exports_views_and_no_addresses)
 {
     machine wanted = machine_small();
-    stw_runtime *runtime;
-    stw_tensor *tensor;
     versioned *made = NULL;
-    stw_view view;
     wanted.device_driver = "cpu-discrete";
-    runtime = machine_open(&wanted);
-    tensor = tensor_f32(runtime, "t", 10);
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensor = tensor_f32(runtime, "t", 10);
     tensor_fill_sequence(tensor, 10, 1);
     fails(stw_tensor_to_dlpack(tensor, 0, &made), STW_ERROR_UNSUPPORTED, "no address");
-    view = view_get(runtime, tensor, STW_READ);
+    stw_view view = view_get(runtime, tensor, STW_READ);
     ok(stw_view_to_dlpack(&view, NULL, &made));
     assert_float(((float *)made->tensor.data)[9], 10.0F);
     made->deleter(made);
@@ -401,15 +377,13 @@ void *PyCapsule_GetPointer(void *made, const char *name)
 
 TEST(a_capsule_gives_back_what_nobody_took)
 {
-    machine wanted = machine_small();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *tensor = tensor_f32(runtime, "t", 10);
     versioned *made = NULL;
     legacy *old = NULL;
     capsule holder;
-    stw_view view;
     tensor_fill_sequence(tensor, 10, 0);
-    view = view_get(runtime, tensor, STW_READ);
+    stw_view view = view_get(runtime, tensor, STW_READ);
     ok(stw_view_to_dlpack(&view, NULL, &made));
     holder.pointer = made;
     holder.name = "used_dltensor_versioned";

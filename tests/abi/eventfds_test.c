@@ -30,8 +30,7 @@ TEST(one_eventfd_counts_the_ends_of_many)
     const int fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     stw_operation *operations[3];
     uint64_t ends = 0;
-    int i;
-    for (i = 0; i < 3; ++i) {
+    for (int i = 0; i < 3; ++i) {
         operations[i] = ask_for_room(&here);
         ok(stw_operation_notify_fd(operations[i], fd));
     }
@@ -43,13 +42,13 @@ TEST(one_eventfd_counts_the_ends_of_many)
         assert_true(is_readable(fd, -1));
         ends += count_of(fd);
     }
-    for (i = 1; i < 3; ++i) ok(stw_operation_poll(operations[i]));
+    for (int i = 1; i < 3; ++i) ok(stw_operation_poll(operations[i]));
     assert_int_equal(count_of(fd), 0);
     /* What is over says so at once, each time it is asked. */
     ok(stw_operation_notify_fd(operations[0], fd));
     ok(stw_operation_notify_fd(operations[1], fd));
     assert_int_equal(count_of(fd), 2);
-    for (i = 0; i < 3; ++i) ok(stw_operation_free(operations[i]));
+    for (int i = 0; i < 3; ++i) ok(stw_operation_free(operations[i]));
     assert_int_equal(count_of(fd), 0);
     machine_close(here.runtime);
     close(fd);

@@ -44,7 +44,6 @@ static void swap(stw_tensor **one, stw_tensor **other)
 static void model_open(model *m, uint32_t flags)
 {
     machine sized = now;
-    int layer, i;
     if (sized.device_blocks > 0) {
         sized.device_blocks = ROOM;
     } else {
@@ -54,16 +53,16 @@ static void model_open(model *m, uint32_t flags)
     sized.flags |= flags;
     memset(m, 0, sizeof *m);
     m->runtime = machine_open(&sized);
-    for (i = 0; i < EXPERTS; ++i) m->weights[i] = pow(i + 1, -1.15);
-    for (layer = 0; layer < LAYERS; ++layer) {
+    for (int i = 0; i < EXPERTS; ++i) m->weights[i] = pow(i + 1, -1.15);
+    for (int layer = 0; layer < LAYERS; ++layer) {
         stw_tensor **experts = m->experts[layer];
-        for (i = 0; i < EXPERTS; ++i) {
+        for (int i = 0; i < EXPERTS; ++i) {
             char name[32];
             snprintf(name, sizeof name, "%d.%d", layer, i);
             experts[i] = tensor_f32(m->runtime, name, BLOCK / 4);
             tensor_fill_sequence(experts[i], BLOCK / 4, 0);
         }
-        for (i = EXPERTS; i > 1; --i) swap(&experts[i - 1], &experts[draw(m) % (uint64_t)i]);
+        for (int i = EXPERTS; i > 1; --i) swap(&experts[i - 1], &experts[draw(m) % (uint64_t)i]);
     }
     if (sized.device_blocks > 0) ok(stw_evict(m->runtime, NULL, 0, STW_TIER_DEVICE, 0, 0));
     if (sized.host_blocks > 0) ok(stw_evict(m->runtime, NULL, 0, STW_TIER_HOST, 0, 0));
@@ -90,9 +89,8 @@ static int drawn(model *m, double *left)
 /* What is wanted drifts slowly. */
 static void model_step(model *m)
 {
-    int layer, i;
     ok(stw_step_begin(m->phase));
-    for (layer = 0; layer < LAYERS; ++layer) {
+    for (int layer = 0; layer < LAYERS; ++layer) {
         stw_tensor **experts = m->experts[layer];
         double left[EXPERTS];
         if (draw(m) % 10 == 0) {
@@ -100,7 +98,7 @@ static void model_step(model *m)
             swap(&experts[at], &experts[at + 1]);
         }
         memcpy(left, m->weights, sizeof left);
-        for (i = 0; i < WANTED; ++i) {
+        for (int i = 0; i < WANTED; ++i) {
             stw_view view = view_get(m->runtime, experts[drawn(m, left)], STW_READ);
             view_put(&view);
         }
@@ -112,21 +110,18 @@ static void model_step(model *m)
 static double hit_rate(model *m)
 {
     uint64_t before = bytes_from_disk(m->runtime) / BLOCK;
-    int step;
-    for (step = 0; step < MEASURED; ++step) model_step(m);
+    for (int step = 0; step < MEASURED; ++step) model_step(m);
     return 1 -
            (double)(bytes_from_disk(m->runtime) / BLOCK - before) / (MEASURED * LAYERS * WANTED);
 }
 
 TEST(what_is_drawn_is_kept_by_how_often_it_was)
 {
-    double recency, planned;
-    stw_tier_stats stats = STW_TIER_STATS_INIT;
     model m;
     int step;
     model_open(&m, STW_RUNTIME_NO_PLAN);
     for (step = 0; step < LEARNED; ++step) model_step(&m);
-    recency = hit_rate(&m);
+    double recency = hit_rate(&m);
     model_close(&m);
 
     model_open(&m, 0);
@@ -136,8 +131,8 @@ TEST(what_is_drawn_is_kept_by_how_often_it_was)
         ++step;
     }
     assert_true(step < STEPS_MOST);
-    planned = hit_rate(&m);
-    ok(stw_tier_stats_get(m.runtime, STW_TIER_DEFAULT, 0, &stats));
+    double planned = hit_rate(&m);
+    stw_tier_stats stats = tier_stats(m.runtime, STW_TIER_DEFAULT);
     if (planned < 0.5 || planned < recency + 0.1) {
         fail_msg("%.3f of the bytes were there, and %.3f without a plan", planned, recency);
     }

@@ -23,8 +23,7 @@ static const char *each(const char *direction, int first, int count, const char 
 {
     static char text[3800];
     size_t length = 0;
-    int i;
-    for (i = first; i < first + count; ++i) {
+    for (int i = first; i < first + count; ++i) {
         length += (size_t)snprintf(text + length, sizeof text - length, "at=%s:%d:%s;", direction,
                                    i, kind);
     }
@@ -43,12 +42,10 @@ TEST(a_read_error_is_retried_and_not_seen)
     machine wanted = machine_with("at=read:1:eio;at=read:3:eio");
     stw_runtime *runtime = machine_open(&wanted);
     stw_tensor *tensor = tensor_on_disk(runtime, "t", ELEMENTS, 0);
-    stw_link_stats stats = STW_LINK_STATS_INIT;
     uint64_t retries = 0;
-    uint32_t link;
     tensor_expect_sequence(tensor, ELEMENTS, 0);
-    for (link = STW_LINK_NVME_TO_HOST; link <= STW_LINK_DEVICE_TO_NVME; ++link) {
-        ok(stw_link_stats_get(runtime, link, 0, &stats));
+    for (uint32_t link = STW_LINK_NVME_TO_HOST; link <= STW_LINK_DEVICE_TO_NVME; ++link) {
+        stw_link_stats stats = link_stats(runtime, link);
         retries += stats.retries;
     }
     assert_int_equal(retries, 2);
@@ -57,17 +54,15 @@ TEST(a_read_error_is_retried_and_not_seen)
 
 TEST(a_lasting_read_error_names_path_offset_and_errno)
 {
-    machine wanted = machine_with(each("read", 1, 60, "eio"));
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_with(each("read", 1, 60, "eio")));
     stw_tensor *other = tensor_f32(runtime, "other", ELEMENTS);
     stw_tensor *tensor = tensor_on_disk(runtime, "lost", ELEMENTS, 0);
     stw_fetch_request request = request_of(tensor, STW_READ);
-    stw_tier_stats stats = STW_TIER_STATS_INIT;
-    stw_view view, before;
+    stw_view view;
     float value;
     tensor_fill_sequence(other, ELEMENTS, 7);
     memset(&view, 0x66, sizeof view);
-    before = view;
+    stw_view before = view;
     fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_IO, "'.'");
     assert_non_null(strstr(stw_last_error(), "offset"));
     assert_non_null(strstr(stw_last_error(), "Input/output error"));
@@ -75,7 +70,7 @@ TEST(a_lasting_read_error_names_path_offset_and_errno)
     assert_int_equal(error_numbers().os_errno, 5);
     assert_int_equal(error_numbers().tier, STW_TIER_NVME);
     assert_memory_equal(&view, &before, sizeof view);
-    ok(stw_tier_stats_get(runtime, STW_TIER_DEVICE, 0, &stats));
+    stw_tier_stats stats = tier_stats(runtime, STW_TIER_DEVICE);
     assert_int_equal(stats.pinned_bytes, 0);
     fails(stw_tensor_read(tensor, &value, NULL), STW_ERROR_IO, "'.'");
     /* Others are served. */
@@ -86,15 +81,13 @@ TEST(a_lasting_read_error_names_path_offset_and_errno)
 /* Whole blocks: their own on the disk, read in the order of their creation. */
 static void expect_second_named(const char *kind, stw_status code, const char *words)
 {
-    machine wanted = machine_with(each("read", 2, 60, kind));
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_with(each("read", 2, 60, kind)));
     stw_tensor *tensors[2];
     stw_fetch_request requests[2];
     stw_view views[2];
-    int i;
     tensors[0] = tensor_f32(runtime, "first", BLOCK / 4);
     tensors[1] = tensor_f32(runtime, "second", BLOCK / 4);
-    for (i = 0; i < 2; ++i) {
+    for (int i = 0; i < 2; ++i) {
         tensor_fill_sequence(tensors[i], BLOCK / 4, 1);
         tensor_to_disk(runtime, tensors[i]);
         requests[i] = request_of(tensors[i], STW_READ);
@@ -116,8 +109,7 @@ TEST(a_fetch_of_several_names_the_one_that_was_hurt)
 /* Small ones share a block: it is named after what was asked for, and so is a read. */
 static void expect_shared_named(const char *kind, stw_status code)
 {
-    machine wanted = machine_with(each("read", 1, 60, kind));
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_with(each("read", 1, 60, kind)));
     stw_tensor *beside = tensor_f32(runtime, "beside", 100);
     stw_tensor *asked = tensor_f32(runtime, "asked", 100);
     stw_tensor *large = tensor_f32(runtime, "large", BLOCK / 4);
@@ -148,8 +140,7 @@ TEST(a_tensor_in_a_shared_block_is_named_as_it_was_asked_for)
 TEST(a_disk_that_recovers_is_read_again)
 {
     /* The first block's request and its two retries. */
-    machine wanted = machine_with(each("read", 1, 3, "eio"));
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_with(each("read", 1, 3, "eio")));
     stw_tensor *tensor = tensor_on_disk(runtime, "t", 100, 0);
     stw_fetch_request request = request_of(tensor, STW_READ);
     stw_view view;
@@ -164,19 +155,17 @@ TEST(short_counts_are_not_seen)
     machine wanted = machine_with("seed=11;read_short=0.4;write_short=0.4");
     stw_runtime *runtime = machine_open(&wanted);
     stw_tensor *tensors[6];
-    int i, round;
-    for (i = 0; i < 6; ++i) tensors[i] = tensor_on_disk(runtime, NULL, ELEMENTS, 0);
-    for (round = 0; round < 3; ++round) {
-        for (i = 0; i < 6; ++i) tensor_expect_sequence(tensors[i], ELEMENTS, (float)round);
-        for (i = 0; i < 6; ++i) tensor_fill_sequence(tensors[i], ELEMENTS, (float)round + 1);
+    for (int i = 0; i < 6; ++i) tensors[i] = tensor_on_disk(runtime, NULL, ELEMENTS, 0);
+    for (int round = 0; round < 3; ++round) {
+        for (int i = 0; i < 6; ++i) tensor_expect_sequence(tensors[i], ELEMENTS, (float)round);
+        for (int i = 0; i < 6; ++i) tensor_fill_sequence(tensors[i], ELEMENTS, (float)round + 1);
     }
     machine_close(runtime);
 }
 
 TEST(one_flip_on_the_way_is_healed)
 {
-    machine wanted = machine_with("at=read:2:flip");
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_with("at=read:2:flip"));
     stw_tensor *tensor = tensor_on_disk(runtime, "t", ELEMENTS, 0);
     tensor_expect_sequence(tensor, ELEMENTS, 0);
     machine_close(runtime);
@@ -184,18 +173,16 @@ TEST(one_flip_on_the_way_is_healed)
 
 static void expect_checksum(const char *script)
 {
-    machine wanted = machine_with(script);
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_with(script));
     /* All of a block, without zeros: a cut would not show in what is zero anyway. */
     stw_tensor *tensor = tensor_on_disk(runtime, "rotten", BLOCK / 4, 1);
     stw_fetch_request request = request_of(tensor, STW_READ);
-    stw_error_info info;
     stw_view view;
     fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_CHECKSUM, "'.'");
     assert_non_null(strstr(stw_last_error(), "offset"));
     assert_non_null(strstr(stw_last_error(), "checksum"));
     assert_non_null(strstr(stw_last_error(), "rotten"));
-    info = error_numbers();
+    stw_error_info info = error_numbers();
     assert_string_equal(info.tensor, "rotten");
     assert_int_equal(info.status, STW_ERROR_CHECKSUM);
     close_with_errors(runtime);
@@ -212,8 +199,7 @@ TEST(wrong_bytes_are_never_handed_out)
 static void expect_first(stw_tensor *tensor, int changed)
 {
     float first[4] = {0, 0, 0, 0};
-    stw_copy_options four = STW_COPY_OPTIONS_INIT;
-    four.element_count = 4;
+    stw_copy_options four = {.struct_size = sizeof four, .element_count = 4};
     ok(stw_tensor_read(tensor, first, &four));
     assert_int_equal(first[0] != 2, changed);
 }
@@ -227,25 +213,18 @@ TEST(an_update_that_cannot_read_its_gradient_is_told_and_loses_nothing)
                      "at=read:6:flip;at=read:7:flip;at=read:8:flip");
     stw_runtime *runtime = machine_open(&wanted);
     stw_tensor *gradient = tensor_on_disk(runtime, "weights.grad", BLOCK / 4, 1);
-    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
-    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
     stw_tensor_spec spec = spec_f32("weights", BLOCK / 4);
     stw_tensor *parameter = tensor_make(runtime, &spec);
     stw_fetch_request request = request_of(parameter, STW_READ);
-    stw_tensor_info info = {.struct_size = sizeof info};
-    stw_optimizer *optimizer = NULL;
     stw_view view;
     ok(stw_tensor_fill(parameter, 2, NULL));
-    options.algorithm = STW_OPTIMIZER_SGD;
-    ok(stw_optimizer_create(runtime, &options, &optimizer));
-    hyper_usual(optimizer);
-    entry.parameter = parameter, entry.gradient = gradient;
-    ok(stw_optimizer_add(optimizer, &entry, 1));
+    stw_optimizer *optimizer = optimizer_make(runtime, STW_OPTIMIZER_SGD);
+    optimizer_add(optimizer, parameter, gradient);
     ok(stw_optimizer_step(optimizer, NULL, NULL));
     fails(stw_runtime_drain(runtime, 0), STW_ERROR_CHECKSUM,
           "update of parameter 'weights' did not begin");
     fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_CHECKSUM, "did not begin");
-    ok(stw_tensor_info_get(parameter, &info));
+    stw_tensor_info info = info_of(parameter);
     assert_int_equal(info.state, STW_STATE_VALID);
     ok(stw_runtime_clear_error(runtime));
     expect_first(parameter, 0);
@@ -260,13 +239,11 @@ TEST(an_update_that_cannot_read_its_gradient_is_told_and_loses_nothing)
 
 TEST(a_lost_overwrite_is_not_taken_for_the_new_bytes)
 {
-    machine wanted = machine_with("at=write:2:lost");
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_with("at=write:2:lost"));
     stw_tensor *tensor = tensor_f32(runtime, "stale", 100);
     stw_fetch_request request = request_of(tensor, STW_READ);
     stw_view view;
-    int round;
-    for (round = 0; round < 2; ++round) {
+    for (int round = 0; round < 2; ++round) {
         tensor_fill_sequence(tensor, 100, (float)round * 50);
         tensor_to_disk(runtime, tensor);
     }
@@ -276,15 +253,13 @@ TEST(a_lost_overwrite_is_not_taken_for_the_new_bytes)
 
 TEST(a_hung_read_ends_at_the_timeout_and_close_can_be_called_again)
 {
-    machine wanted = machine_with("at=read:1:delay:1500000000");
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_with("at=read:1:delay:1500000000"));
     stw_tensor *tensor = tensor_on_disk(runtime, "slow", ELEMENTS, 0);
     stw_fetch_request request = request_of(tensor, STW_READ);
-    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     const int descriptors = descriptors_open();
     uint64_t begin = clock_ns();
     stw_view view;
-    options.timeout_ns = 300 * MILLISECOND_NS;
+    stw_fetch_options options = {.struct_size = sizeof options, .timeout_ns = 300 * MILLISECOND_NS};
     fails(stw_fetch(runtime, &options, &request, 1, &view), STW_ERROR_TIMEOUT, "'slow'");
     assert_true(clock_ns() - begin >= 300 * MILLISECOND_NS);
     assert_true(clock_ns() - begin < 1000 * MILLISECOND_NS);
@@ -305,9 +280,8 @@ TEST(a_wait_ends_no_more_than_a_tenth_after_its_timeout)
 {
     enum { TRIES = 3 };
     /* Each answer comes long after the timeout. Each tensor is one block and so one request. */
-    machine wanted = machine_with(each("read", 1, TRIES, "delay:4500000000"));
-    stw_runtime *runtime = machine_open(&wanted);
-    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
+    stw_runtime *runtime =
+        machine_open_as(machine_with(each("read", 1, TRIES, "delay:4500000000")));
     stw_tensor *tensors[TRIES];
     uint64_t waited_ns = UINT64_MAX;
     stw_view view;
@@ -318,7 +292,7 @@ TEST(a_wait_ends_no_more_than_a_tenth_after_its_timeout)
     }
     ok(stw_evict(runtime, NULL, 0, STW_TIER_DEVICE, 0, 0));
     ok(stw_evict(runtime, NULL, 0, STW_TIER_HOST, 0, 0));
-    options.timeout_ns = 2 * SECOND_NS;
+    stw_fetch_options options = {.struct_size = sizeof options, .timeout_ns = 2 * SECOND_NS};
     for (i = 0; i < TRIES && waited_ns >= 2200 * MILLISECOND_NS; ++i) {
         stw_fetch_request request = request_of(tensors[i], STW_READ);
         const uint64_t begin = clock_ns();
@@ -335,23 +309,18 @@ TEST(a_wait_ends_no_more_than_a_tenth_after_its_timeout)
 /* The first block is written when the third cannot be read. */
 TEST(a_write_that_fails_half_way_is_told_to_readers)
 {
-    machine wanted = machine_with(each("read", 2, 8, "eio"));
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_with(each("read", 2, 8, "eio")));
     stw_tensor *tensor = tensor_on_disk(runtime, "torn", ELEMENTS, 0);
-    stw_copy_options options = STW_COPY_OPTIONS_INIT;
     stw_fetch_request request = request_of(tensor, STW_READ);
-    stw_tensor_info info;
     static float values[ELEMENTS];
     stw_view view;
-    options.element_begin = 100;
-    options.element_count = ELEMENTS / 2;
+    stw_copy_options options = {
+        .struct_size = sizeof options, .element_begin = 100, .element_count = ELEMENTS / 2};
     fails(stw_tensor_write(tensor, values, &options), STW_ERROR_IO, "Input/output error");
     fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_IO,
           "tensor 'torn' was left half written by a call that failed");
     fails(stw_tensor_read(tensor, values, NULL), STW_ERROR_IO, "half written");
-    memset(&info, 0, sizeof info);
-    info.struct_size = sizeof info;
-    ok(stw_tensor_info_get(tensor, &info));
+    stw_tensor_info info = info_of(tensor);
     assert_int_equal(info.state, STW_STATE_FAILED);
     /* All of it heals it. */
     tensor_fill_sequence(tensor, ELEMENTS, 3);
@@ -361,17 +330,13 @@ TEST(a_write_that_fails_half_way_is_told_to_readers)
 
 TEST(a_throttled_disk_shows_as_stall)
 {
-    machine wanted = machine_with("throttle_bytes_per_s=4194304");
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_with("throttle_bytes_per_s=4194304"));
     stw_tensor *tensor = tensor_on_disk(runtime, "t", ELEMENTS, 0);
     stw_phase *phase = NULL;
-    stw_step_stats stats;
-    stw_view view;
-    memset(&stats, 0, sizeof stats);
-    stats.struct_size = sizeof stats;
+    stw_step_stats stats = {.struct_size = sizeof stats};
     ok(stw_phase_create(runtime, "p", &phase));
     ok(stw_step_begin(phase));
-    view = view_get(runtime, tensor, STW_READ);
+    stw_view view = view_get(runtime, tensor, STW_READ);
     view_put(&view);
     ok(stw_step_end(phase, &stats));
     /* 256 KiB at 4 MiB/s are 62 ms. */

@@ -13,11 +13,9 @@ enum { ELEMENTS = 2 * 16384 };
 static machine machine_failing(int count)
 {
     static char options[8192];
-    size_t length;
     machine wanted = machine_small();
-    int i;
-    length = (size_t)snprintf(options, sizeof options, "inner=posix;inner.allow_tmpfs=1");
-    for (i = 1; i <= count; ++i) {
+    size_t length = (size_t)snprintf(options, sizeof options, "inner=posix;inner.allow_tmpfs=1");
+    for (int i = 1; i <= count; ++i) {
         length +=
             (size_t)snprintf(options + length, sizeof options - length, ";at=write:%d:eio", i);
     }
@@ -36,8 +34,7 @@ static void push_out(stw_runtime *runtime, stw_tensor *tensor)
 
 TEST(one_write_error_is_retried_and_not_seen)
 {
-    machine wanted = machine_failing(1);
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_failing(1));
     stw_tensor *tensor = tensor_on_disk(runtime, "t", ELEMENTS, 0);
     ok(stw_runtime_drain(runtime, 0));
     tensor_expect_sequence(tensor, ELEMENTS, 0);
@@ -47,8 +44,7 @@ TEST(one_write_error_is_retried_and_not_seen)
 TEST(a_lasting_write_error_sticks_until_cleared_and_loses_nothing)
 {
     /* Two blocks, three attempts each; from then on the disk is well again. */
-    machine wanted = machine_failing(6);
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_failing(6));
     stw_tensor *hurt = tensor_f32(runtime, "hurt", ELEMENTS);
     stw_tensor *fine = tensor_f32(runtime, "fine", 100);
     stw_fetch_request request = request_of(hurt, STW_READ);
@@ -92,15 +88,13 @@ TEST(a_lasting_write_error_sticks_until_cleared_and_loses_nothing)
 
 TEST(all_tensors_of_a_block_are_hurt_by_its_failure)
 {
-    machine wanted = machine_failing(3);
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_failing(3));
     stw_tensor *first = tensor_f32(runtime, "first", 100);
     stw_tensor *second = tensor_f32(runtime, "second", 100);
     stw_tensor *unwritten = tensor_f32(runtime, "unwritten", 100);
     float value[100] = {0};
-    stw_view view;
     /* While one of them is written, the block stays. */
-    view = view_get(runtime, unwritten, STW_WRITE);
+    stw_view view = view_get(runtime, unwritten, STW_WRITE);
     tensor_fill_sequence(first, 100, 1);
     tensor_fill_sequence(second, 100, 2);
     ok(stw_release(&view, 1, STW_STREAM_HOST, STW_RELEASE_ABANDON));
@@ -118,13 +112,11 @@ TEST(all_tensors_of_a_block_are_hurt_by_its_failure)
 TEST(a_disk_that_becomes_full_is_said_with_the_tensor)
 {
     machine wanted = machine_failing(0);
-    stw_runtime *runtime;
-    stw_tensor *hurt;
     /* Two blocks, three attempts each; the superblock was written. */
     wanted.nvme_options = "inner=posix;inner.allow_tmpfs=1;at=write:1:enospc;at=write:2:enospc;"
                           "at=write:3:enospc;at=write:4:enospc;at=write:5:enospc;at=write:6:enospc";
-    runtime = machine_open(&wanted);
-    hurt = tensor_f32(runtime, "hurt", ELEMENTS);
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *hurt = tensor_f32(runtime, "hurt", ELEMENTS);
     tensor_fill_sequence(hurt, ELEMENTS, 3);
     push_out(runtime, hurt);
     fails(stw_runtime_drain(runtime, 0), STW_ERROR_NO_SPACE, "tensor 'hurt'");
@@ -138,13 +130,11 @@ TEST(a_disk_that_becomes_full_is_said_with_the_tensor)
 
 TEST(a_hurt_view_is_released_and_says_so)
 {
-    machine wanted = machine_failing(100);
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_failing(100));
     stw_tensor *hurt = tensor_f32(runtime, "hurt", 100);
     stw_tensor *neighbour = tensor_f32(runtime, "beside", 2 * ELEMENTS);
-    stw_view view;
     /* Being written, the neighbour cannot be written back: the first failure is the other one's. */
-    view = view_get(runtime, neighbour, STW_WRITE);
+    stw_view view = view_get(runtime, neighbour, STW_WRITE);
     tensor_fill_sequence(hurt, 100, 0);
     push_out(runtime, hurt);
     assert_true(stw_runtime_error(runtime, NULL) == STW_ERROR_IO);
@@ -161,9 +151,7 @@ static sem_t was_heard;
 
 static void ask_back(const char *topic)
 {
-    stw_error_info info;
-    memset(&info, 0, sizeof info);
-    info.struct_size = sizeof info;
+    stw_error_info info = {.struct_size = sizeof info};
     if (strcmp(topic, "background") != 0) return;
     heard = stw_runtime_error(heard_from, &info);
     sem_post(&was_heard);
@@ -172,8 +160,7 @@ static void ask_back(const char *topic)
 /* With a lock held across the callback this would never end. */
 TEST(a_log_callback_may_ask_the_runtime_back)
 {
-    machine wanted = machine_failing(6);
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_failing(6));
     stw_tensor *hurt = tensor_f32(runtime, "hurt", ELEMENTS);
     heard_from = runtime;
     heard = STW_OK;
@@ -194,15 +181,12 @@ TEST(a_log_callback_may_ask_the_runtime_back)
 TEST(a_hung_write_does_not_hold_evict_beyond_its_timeout)
 {
     machine wanted = machine_small();
-    stw_runtime *runtime;
-    stw_tensor *tensor;
-    uint64_t begin;
     wanted.nvme_driver = "fault";
     wanted.nvme_options = "inner=posix;inner.allow_tmpfs=1;at=write:1:delay:1200000000";
-    runtime = machine_open(&wanted);
-    tensor = tensor_f32(runtime, "t", ELEMENTS);
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensor = tensor_f32(runtime, "t", ELEMENTS);
     tensor_fill_sequence(tensor, ELEMENTS, 0);
-    begin = clock_ns();
+    uint64_t begin = clock_ns();
     (void)stw_evict(runtime, &tensor, 1, STW_TIER_DEVICE, 0, 0);
     fails(stw_evict(runtime, &tensor, 1, STW_TIER_HOST, 0, 200 * MILLISECOND_NS), STW_ERROR_TIMEOUT,
           "still in the tier");

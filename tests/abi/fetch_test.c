@@ -22,16 +22,15 @@ TEST(ranges_show_their_elements_alone)
     const uint64_t counts[] = {1, 5, 10, BLOCK / 4, 100, 1};
     stw_fetch_request request;
     stw_view view;
-    uint64_t i, j;
     tensor_fill_sequence(tensor, elements, 0);
-    for (i = 0; i < COUNT(begins); ++i) {
+    for (uint64_t i = 0; i < COUNT(begins); ++i) {
         request = request_range(tensor, STW_READ, begins[i], counts[i]);
         ok(stw_fetch(runtime, NULL, &request, 1, &view));
         assert_int_equal(view.bytes, counts[i] * 4);
         assert_int_equal(view.element_begin, begins[i]);
         assert_int_equal(view.element_count, counts[i]);
         assert_ptr_equal(view.tensor, tensor);
-        for (j = 0; j < counts[i]; ++j) {
+        for (uint64_t j = 0; j < counts[i]; ++j) {
             assert_float(((float *)view.pointer)[j], (float)(begins[i] + j));
         }
         view_put(&view);
@@ -55,14 +54,13 @@ TEST(writing_a_range_leaves_the_rest)
     stw_fetch_request request = request_range(tensor, STW_WRITE, 100, BLOCK / 4);
     float *values = malloc(elements * 4);
     stw_view view;
-    uint64_t i;
     assert_non_null(values);
     tensor_fill_sequence(tensor, elements, 0);
     ok(stw_fetch(runtime, NULL, &request, 1, &view));
-    for (i = 0; i < view.element_count; ++i) ((float *)view.pointer)[i] = -1;
+    for (uint64_t i = 0; i < view.element_count; ++i) ((float *)view.pointer)[i] = -1;
     view_put(&view);
     ok(stw_tensor_read(tensor, values, NULL));
-    for (i = 0; i < elements; ++i) {
+    for (uint64_t i = 0; i < elements; ++i) {
         const int inside = i >= 100 && i < 100 + BLOCK / 4;
         if (values[i] != (inside ? -1.0F : (float)i))
             fail_msg("element %d is %g", (int)i, values[i]);
@@ -75,11 +73,9 @@ TEST(read_write_keeps_what_was_there)
 {
     stw_runtime *runtime = open_here();
     stw_tensor *tensor = tensor_f32(runtime, "t", BLOCK);
-    stw_view view;
-    uint64_t i;
     tensor_fill_sequence(tensor, BLOCK, 0);
-    view = view_get(runtime, tensor, STW_READ_WRITE);
-    for (i = 0; i < BLOCK; ++i) ((float *)view.pointer)[i] += 5;
+    stw_view view = view_get(runtime, tensor, STW_READ_WRITE);
+    for (uint64_t i = 0; i < BLOCK; ++i) ((float *)view.pointer)[i] += 5;
     view_put(&view);
     tensor_expect_sequence(tensor, BLOCK, 5);
     machine_close(runtime);
@@ -91,7 +87,6 @@ TEST(one_impossible_request_pins_nothing)
     stw_tensor *fine = tensor_f32(runtime, "fine", BLOCK / 4);
     stw_tensor *blank = tensor_f32(runtime, "blank", BLOCK / 4);
     stw_tensor *large = tensor_f32(runtime, "large", 17 * BLOCK / 4);
-    stw_tier_stats stats = STW_TIER_STATS_INIT;
     stw_fetch_request requests[2];
     stw_view views[2];
     ok(stw_tensor_fill(fine, 1, NULL));
@@ -100,7 +95,7 @@ TEST(one_impossible_request_pins_nothing)
     requests[1] = request_of(large, STW_WRITE);
     fails(stw_fetch(runtime, NULL, requests, 2, views), STW_ERROR_BUDGET, "(2 requests)");
     assert_null(strstr(stw_last_error(), "release views")); /* there are none */
-    ok(stw_tier_stats_get(runtime, STW_TIER_DEFAULT, 0, &stats));
+    stw_tier_stats stats = tier_stats(runtime, STW_TIER_DEFAULT);
     assert_int_equal(stats.open_views, 0);
     assert_int_equal(stats.pinned_bytes, 0);
     ok(stw_tensor_destroy(&fine, 1));
@@ -111,10 +106,10 @@ TEST(readers_share_and_have_one_pointer)
 {
     stw_runtime *runtime = open_here();
     stw_tensor *tensor = tensor_f32(runtime, "shared", 100);
-    stw_view first, second, third;
+    stw_view third;
     tensor_fill_sequence(tensor, 100, 0);
-    first = view_get(runtime, tensor, STW_READ);
-    second = view_get(runtime, tensor, STW_READ);
+    stw_view first = view_get(runtime, tensor, STW_READ);
+    stw_view second = view_get(runtime, tensor, STW_READ);
     assert_ptr_equal(first.pointer, second.pointer);
     assert_true(first.cookie != second.cookie);
     ok(stw_view_share(&first, &third));
@@ -136,10 +131,10 @@ TEST(a_conflict_with_the_own_thread_is_busy_at_once)
     stw_runtime *runtime = open_here();
     stw_tensor *tensor = tensor_f32(runtime, "mine", 100);
     stw_fetch_request request = request_of(tensor, STW_WRITE), pair[2];
-    stw_view view, other, two[2];
+    stw_view other, two[2];
     const uint64_t begin = clock_ns();
     tensor_fill_sequence(tensor, 100, 0);
-    view = view_get(runtime, tensor, STW_READ);
+    stw_view view = view_get(runtime, tensor, STW_READ);
     fails(stw_fetch(runtime, NULL, &request, 1, &other), STW_ERROR_BUSY, "'mine'");
     view_put(&view);
     view = view_get(runtime, tensor, STW_READ_WRITE);
@@ -160,19 +155,14 @@ TEST(a_conflict_with_the_own_thread_is_busy_at_once)
 TEST(pinned_room_is_a_budget_error_with_the_arithmetic)
 {
     stw_runtime *runtime = open_here();
-    stw_tier_stats stats = STW_TIER_STATS_INIT;
-    stw_tensor *held, *wanted;
-    stw_fetch_request request;
-    stw_error_info info;
-    stw_view view, other;
-    uint64_t blocks;
-    ok(stw_tier_stats_get(runtime, STW_TIER_DEFAULT, 0, &stats));
-    blocks = (stats.budget_bytes - stats.staging_bytes) / BLOCK;
-    held = tensor_f32(runtime, "held", (blocks - 2) * BLOCK / 4);
-    wanted = tensor_f32(runtime, "wanted", 2 * BLOCK / 4);
+    stw_view other;
+    stw_tier_stats stats = tier_stats(runtime, STW_TIER_DEFAULT);
+    uint64_t blocks = (stats.budget_bytes - stats.staging_bytes) / BLOCK;
+    stw_tensor *held = tensor_f32(runtime, "held", (blocks - 2) * BLOCK / 4);
+    stw_tensor *wanted = tensor_f32(runtime, "wanted", 2 * BLOCK / 4);
     ok(stw_tensor_fill(held, 1, NULL));
-    view = view_get(runtime, held, STW_READ);
-    request = request_of(wanted, STW_WRITE);
+    stw_view view = view_get(runtime, held, STW_READ);
+    stw_fetch_request request = request_of(wanted, STW_WRITE);
     ok(stw_fetch(runtime, NULL, &request, 1, &other));
     view_put(&other);
     ok(stw_tensor_destroy(&wanted, 1));
@@ -184,7 +174,7 @@ TEST(pinned_room_is_a_budget_error_with_the_arithmetic)
         assert_non_null(strstr(stw_last_error(), "'wanted' (1 request)"));
         assert_non_null(strstr(stw_last_error(), "pinned by open views"));
         assert_non_null(strstr(stw_last_error(), "release views"));
-        info = error_numbers();
+        stw_error_info info = error_numbers();
         assert_int_equal(info.needed_bytes, 3 * BLOCK);
         assert_int_equal(info.pinned_bytes, (blocks - 2) * BLOCK);
         assert_int_equal(info.pinned_views, 1);
@@ -200,15 +190,14 @@ TEST(pinned_room_is_a_budget_error_with_the_arithmetic)
 TEST(try_never_waits)
 {
     stw_runtime *runtime = open_here();
-    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     stw_tensor *tensor = tensor_f32(runtime, "t", 100);
     stw_tensor *other = tensor_f32(runtime, "other", 4 * BLOCK / 4);
     stw_fetch_request request = request_of(tensor, STW_WRITE);
-    stw_view view, second;
-    options.flags = STW_FETCH_TRY;
+    stw_view second;
+    stw_fetch_options options = {.struct_size = sizeof options, .flags = STW_FETCH_TRY};
     tensor_fill_sequence(tensor, 100, 0);
     tensor_fill_sequence(other, 4 * BLOCK / 4, 0);
-    view = view_get(runtime, tensor, STW_READ);
+    stw_view view = view_get(runtime, tensor, STW_READ);
     fails(stw_fetch(runtime, &options, &request, 1, &second), STW_ERROR_BUSY, "in the way");
     request.access = STW_READ;
     ok(stw_fetch(runtime, &options, &request, 1, &second));
@@ -235,21 +224,17 @@ TEST(hits_of_a_large_call_are_all_or_nothing)
     static stw_view views[N], before[N];
     static stw_tensor *tensors[N];
     stw_runtime *runtime = open_here();
-    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
-    stw_tensor_info info;
-    stw_view held;
-    int i, round;
-    for (i = 0; i < N; ++i) {
+    for (int i = 0; i < N; ++i) {
         tensors[i] = tensor_f32(runtime, NULL, 40);
         tensor_fill_sequence(tensors[i], 40, (float)i);
         requests[i] = request_range(tensors[i], STW_READ, (uint64_t)i % 7, 1 + (uint64_t)i % 30);
         requests[i].scope = i % 2 ? STW_SHARD : STW_WHOLE;
     }
     memset(before, 0x2f, sizeof before);
-    options.flags = STW_FETCH_TRY;
-    for (round = 0; round < 4; ++round) {
+    stw_fetch_options options = {.struct_size = sizeof options, .flags = STW_FETCH_TRY};
+    for (int round = 0; round < 4; ++round) {
         ok(stw_fetch(runtime, NULL, requests, N, views));
-        for (i = 0; i < N; ++i) {
+        for (int i = 0; i < N; ++i) {
             assert_ptr_equal(views[i].tensor, tensors[i]);
             assert_int_equal(views[i].element_begin, i % 7);
             assert_int_equal(views[i].element_count, 1 + i % 30);
@@ -259,14 +244,12 @@ TEST(hits_of_a_large_call_are_all_or_nothing)
             assert_float(((float *)views[i].pointer)[0], (float)(i + i % 7));
         }
         ok(stw_release(views, N, STW_STREAM_HOST, 0));
-        held = view_get(runtime, tensors[round % 2 ? 0 : N - 1], STW_READ_WRITE);
+        stw_view held = view_get(runtime, tensors[round % 2 ? 0 : N - 1], STW_READ_WRITE);
         memcpy(views, before, sizeof views);
         fails(stw_fetch(runtime, &options, requests, N, views), STW_ERROR_BUSY, "in the way");
         assert_memory_equal(views, before, sizeof views);
-        for (i = 0; i < N; ++i) {
-            memset(&info, 0, sizeof info);
-            info.struct_size = sizeof info;
-            ok(stw_tensor_info_get(tensors[i], &info));
+        for (int i = 0; i < N; ++i) {
+            stw_tensor_info info = info_of(tensors[i]);
             assert_int_equal(info.open_views, tensors[i] == held.tensor);
         }
         view_put(&held);
@@ -279,10 +262,10 @@ TEST(double_stale_and_torn_views_are_found_out)
 {
     stw_runtime *runtime = open_here();
     stw_tensor *tensor = tensor_f32(runtime, "t", 100);
-    stw_view view, copy, torn, zeroed;
+    stw_view torn, zeroed;
     tensor_fill_sequence(tensor, 100, 0);
-    view = view_get(runtime, tensor, STW_READ);
-    copy = view;
+    stw_view view = view_get(runtime, tensor, STW_READ);
+    stw_view copy = view;
     view_put(&view);
     assert_int_equal(view.cookie, 0);
     fails(stw_release(&view, 1, STW_STREAM_HOST, 0), STW_ERROR_INVALID, "not open");
@@ -305,9 +288,9 @@ TEST(a_view_with_another_ones_tensor_is_torn)
     stw_runtime *runtime = open_here();
     stw_tensor *a = tensor_f32(runtime, "a", 100);
     stw_tensor *b = tensor_f32(runtime, "b", 100);
-    stw_view view, torn;
+    stw_view torn;
     tensor_fill_sequence(a, 100, 0);
-    view = view_get(runtime, a, STW_READ);
+    stw_view view = view_get(runtime, a, STW_READ);
     torn = view, torn.tensor = b;
     fails(stw_release(&torn, 1, STW_STREAM_HOST, 0), STW_ERROR_INVALID, "overwritten");
     view_put(&view);
@@ -319,14 +302,13 @@ TEST(one_bad_view_does_not_keep_the_good_ones)
     stw_runtime *runtime = open_here();
     stw_tensor *tensor = tensor_f32(runtime, "t", 100);
     stw_view views[3];
-    int bad, i;
     tensor_fill_sequence(tensor, 100, 0);
-    for (bad = 0; bad < 3; ++bad) {
-        for (i = 0; i < 3; ++i) views[i] = view_get(runtime, tensor, STW_READ);
+    for (int bad = 0; bad < 3; ++bad) {
+        for (int i = 0; i < 3; ++i) views[i] = view_get(runtime, tensor, STW_READ);
         view_put(&views[bad]);
         memset(&views[bad], 0, sizeof views[bad]);
         fails(stw_release(views, 3, STW_STREAM_HOST, 0), STW_ERROR_INVALID, "not open");
-        for (i = 0; i < 3; ++i) assert_int_equal(views[i].cookie, 0);
+        for (int i = 0; i < 3; ++i) assert_int_equal(views[i].cookie, 0);
         views[0] = view_get(runtime, tensor, STW_WRITE); /* BUSY if one were open */
         memset(views[0].pointer, 0, 400);
         view_put(&views[0]);
@@ -339,9 +321,8 @@ TEST(abandon_and_discard_say_what_became_of_the_bytes)
     stw_runtime *runtime = open_here();
     stw_tensor *tensor = tensor_f32(runtime, "t", 100);
     stw_fetch_request request = request_of(tensor, STW_READ);
-    stw_view view;
     /* Never written, abandoned: empty as before. */
-    view = view_get(runtime, tensor, STW_WRITE);
+    stw_view view = view_get(runtime, tensor, STW_WRITE);
     memset(view.pointer, 0x11, 400);
     ok(stw_release(&view, 1, STW_STREAM_HOST, STW_RELEASE_ABANDON));
     fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_EMPTY, "'t'");
@@ -362,18 +343,14 @@ TEST(an_abandoned_write_leaves_the_tensor_empty_even_where_it_was_valid)
     stw_tensor *tensor = tensor_f32(runtime, "t", BLOCK / 4);
     stw_fetch_request request = request_of(tensor, STW_READ);
     const uint32_t writes[] = {STW_WRITE, STW_READ_WRITE};
-    stw_tensor_info info;
-    stw_view view;
-    size_t i;
-    memset(&info, 0, sizeof info);
-    info.struct_size = sizeof info;
-    for (i = 0; i < COUNT(writes); ++i) {
+    stw_tensor_info info = {.struct_size = sizeof info};
+    for (size_t i = 0; i < COUNT(writes); ++i) {
         tensor_fill_sequence(tensor, BLOCK / 4, 3);
         /* Stored, so that there would be an older replica to fall back to. */
         if (machine_now.device_blocks > 0)
             ok(stw_evict(runtime, &tensor, 1, STW_TIER_DEVICE, 0, 0));
         if (machine_now.host_blocks > 0) ok(stw_evict(runtime, &tensor, 1, STW_TIER_HOST, 0, 0));
-        view = view_get(runtime, tensor, writes[i]);
+        stw_view view = view_get(runtime, tensor, writes[i]);
         memset(view.pointer, 0x22, BLOCK);
         ok(stw_release(&view, 1, STW_STREAM_HOST, STW_RELEASE_ABANDON));
         fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_EMPTY, "'t'");
@@ -395,16 +372,15 @@ TEST(hints_beyond_the_budget_never_fail)
     const uint32_t blocks = machine_now.nvme_blocks > 0 ? 3 : 1;
     const uint64_t elements = blocks * BLOCK / 4;
     int n = machine_now.nvme_blocks > 0 ? 12 : 6;
-    int i, round;
-    for (i = 0; i < n; ++i) {
+    for (int i = 0; i < n; ++i) {
         tensors[i] = tensor_f32(runtime, NULL, elements);
         tensor_fill_sequence(tensors[i], elements, (float)i);
         requests[i] = request_of(tensors[i], STW_READ);
     }
-    for (round = 0; round < 4; ++round) {
+    for (int round = 0; round < 4; ++round) {
         ok(stw_prefetch(runtime, requests, (uint32_t)n));
         ok(stw_advise(tensors, (uint32_t)n, advice[round % 3]));
-        for (i = 0; i < n; ++i) tensor_expect_sequence(tensors[i], elements, (float)i);
+        for (int i = 0; i < n; ++i) tensor_expect_sequence(tensors[i], elements, (float)i);
     }
     ok(stw_runtime_drain(runtime, 0));
     machine_close(runtime);
@@ -413,24 +389,21 @@ TEST(hints_beyond_the_budget_never_fail)
 TEST(fits_answers_without_moving_anything)
 {
     stw_runtime *runtime = open_here();
-    stw_tier_stats stats = STW_TIER_STATS_INIT;
     stw_tensor *a = tensor_f32(runtime, "a", 4 * BLOCK / 4);
-    stw_tensor *b;
     stw_fetch_request requests[2];
-    uint64_t blocks;
-    ok(stw_tier_stats_get(runtime, STW_TIER_DEFAULT, 0, &stats));
-    blocks = (stats.budget_bytes - stats.staging_bytes) / BLOCK;
+    stw_tier_stats stats = tier_stats(runtime, STW_TIER_DEFAULT);
+    uint64_t blocks = (stats.budget_bytes - stats.staging_bytes) / BLOCK;
     requests[0] = request_of(a, STW_READ);
     ok(stw_fetch_fits(runtime, requests, 1));
     if (machine_now.nvme_blocks > 0) {
-        b = tensor_f32(runtime, "b", (blocks - 3) * BLOCK / 4);
+        stw_tensor *b = tensor_f32(runtime, "b", (blocks - 3) * BLOCK / 4);
         requests[1] = request_of(b, STW_READ);
         fails(stw_fetch_fits(runtime, requests, 2), STW_ERROR_BUDGET, "needed");
         assert_true(error_numbers().needed_bytes > 0);
         requests[1] = request_range(b, STW_READ, 0, BLOCK / 4);
         ok(stw_fetch_fits(runtime, requests, 2));
     }
-    ok(stw_tier_stats_get(runtime, STW_TIER_DEFAULT, 0, &stats));
+    stats = tier_stats(runtime, STW_TIER_DEFAULT);
     assert_int_equal(stats.pinned_bytes, 0);
     machine_close(runtime);
 }
@@ -440,9 +413,8 @@ TEST(empty_tensors_and_scalars_are_views_too)
     stw_runtime *runtime = open_here();
     stw_tensor_spec spec = spec_f32("nothing", 0);
     stw_tensor *nothing = tensor_make(runtime, &spec), *scalar;
-    stw_view view;
     float value = 0;
-    view = view_get(runtime, nothing, STW_WRITE);
+    stw_view view = view_get(runtime, nothing, STW_WRITE);
     assert_int_equal(view.bytes, 0);
     assert_int_equal(view.element_count, 0);
     assert_null(view.pointer);
@@ -464,21 +436,16 @@ TEST(every_dtype_and_alignment_survives_a_round_trip)
 {
     stw_runtime *runtime = open_here();
     unsigned char bytes[8 * 37], back[8 * 37];
-    uint32_t dtype;
-    uint64_t align;
-    stw_view view;
-    size_t i;
-    for (i = 0; i < sizeof bytes; ++i) bytes[i] = (unsigned char)(i * 7 + 1);
-    for (dtype = STW_F32; dtype <= STW_BOOL; ++dtype) {
-        for (align = 1; align <= 4096; align *= 4) {
+    for (size_t i = 0; i < sizeof bytes; ++i) bytes[i] = (unsigned char)(i * 7 + 1);
+    for (uint32_t dtype = STW_F32; dtype <= STW_BOOL; ++dtype) {
+        for (uint64_t align = 1; align <= 4096; align *= 4) {
             stw_tensor_spec spec = spec_f32(NULL, 37);
-            stw_tensor *tensor;
             spec.dtype = dtype, spec.align_bytes = align;
-            tensor = tensor_make(runtime, &spec);
+            stw_tensor *tensor = tensor_make(runtime, &spec);
             ok(stw_tensor_write(tensor, bytes, NULL));
             ok(stw_tensor_read(tensor, back, NULL));
             assert_memory_equal(bytes, back, 37 * stw_dtype_bits(dtype) / 8);
-            view = view_get(runtime, tensor, STW_READ);
+            stw_view view = view_get(runtime, tensor, STW_READ);
             assert_int_equal((uintptr_t)view.pointer % align, 0);
             assert_memory_equal(bytes, view.pointer, view.bytes);
             view_put(&view);

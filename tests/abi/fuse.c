@@ -52,16 +52,14 @@ static void answer(uint64_t unique, int error, const void *body, size_t bytes)
 
 static node *node_of(uint64_t id)
 {
-    node *found;
     if (id < FIRST_NODE || id >= FIRST_NODE + FILES_MAX) return NULL;
-    found = &server.nodes[id - FIRST_NODE];
+    node *found = &server.nodes[id - FIRST_NODE];
     return found->memory >= 0 ? found : NULL;
 }
 
 static node *node_named(const char *name)
 {
-    int i;
-    for (i = 0; i < FILES_MAX; ++i)
+    for (int i = 0; i < FILES_MAX; ++i)
         if (server.nodes[i].memory >= 0 && strcmp(server.nodes[i].name, name) == 0)
             return &server.nodes[i];
     return NULL;
@@ -95,8 +93,7 @@ static void create(uint64_t unique, const char *name)
         struct fuse_open_out open;
     } body;
     node *file = NULL;
-    int i;
-    for (i = 0; i < FILES_MAX && !file; ++i)
+    for (int i = 0; i < FILES_MAX && !file; ++i)
         if (server.nodes[i].memory < 0) file = &server.nodes[i];
     if (!file || node_named(name)) {
         answer(unique, file ? EEXIST : ENOSPC, NULL, 0);
@@ -242,13 +239,12 @@ static void *run(void *unused)
 const char *fuse_mount(const char *directory)
 {
     char options[96];
-    int i;
     const char *why = disk_own_mounts();
     if (why) return why;
     server.device = open("/dev/fuse", O_RDWR | O_CLOEXEC);
     if (server.device < 0) return "/dev/fuse cannot be opened";
     memset(&server.counts, 0, sizeof server.counts);
-    for (i = 0; i < FILES_MAX; ++i) server.nodes[i].memory = -1;
+    for (int i = 0; i < FILES_MAX; ++i) server.nodes[i].memory = -1;
     (void)mkdir(directory, 0700);
     snprintf(options, sizeof options, "fd=%d,rootmode=40000,user_id=0,group_id=0", server.device);
     if (mount("test", directory, "fuse", MS_NOSUID | MS_NODEV, options) != 0 ||
@@ -273,14 +269,13 @@ void fuse_leave(void)
 
 void fuse_unmount(const char *directory)
 {
-    int i;
     if (server.device < 0) return;
     (void)umount2(directory, MNT_FORCE);
     (void)umount2(directory, MNT_DETACH);
     pthread_join(server.thread, NULL);
     close(server.device);
     server.device = -1;
-    for (i = 0; i < FILES_MAX; ++i)
+    for (int i = 0; i < FILES_MAX; ++i)
         if (server.nodes[i].memory >= 0) close(server.nodes[i].memory);
     (void)rmdir(directory);
 }

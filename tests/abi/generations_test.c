@@ -32,9 +32,8 @@ static int make_directory(void **state)
 static int remove_directory(void **state)
 {
     char path[128];
-    size_t i;
     (void)state;
-    for (i = 0; i < COUNT(files); ++i) {
+    for (size_t i = 0; i < COUNT(files); ++i) {
         snprintf(path, sizeof path, "%s/%s", directory, files[i]);
         unlink(path);
     }
@@ -62,14 +61,12 @@ static uint32_t restored(stw_tensor *tensor)
 
 static stw_runtime *resume(void)
 {
-    const machine wanted = machine_kept(STW_RUNTIME_RESUME);
-    return machine_open(&wanted);
+    return machine_open_as(machine_kept(STW_RUNTIME_RESUME));
 }
 
 static stw_runtime *make(void)
 {
-    const machine wanted = machine_kept(STW_RUNTIME_OVERWRITE);
-    return machine_open(&wanted);
+    return machine_open_as(machine_kept(STW_RUNTIME_OVERWRITE));
 }
 
 static void refuse_open(const machine *wanted, stw_status code, const char *words)
@@ -122,10 +119,8 @@ static stw_generation_info newest(stw_runtime *runtime)
 TEST(what_is_not_created_again_is_left_out_with_a_warning_or_not_at_all)
 {
     stw_runtime *runtime = make();
-    stw_commit_options complete = STW_COMMIT_OPTIONS_INIT;
-    stw_tensor *gone;
     uint64_t generation = 0;
-    complete.flags = STW_COMMIT_COMPLETE;
+    stw_commit_options complete = {.struct_size = sizeof complete, .flags = STW_COMMIT_COMPLETE};
     tensor_fill_sequence(durable(runtime, "kept", SMALL), SMALL, 1);
     tensor_fill_sequence(durable(runtime, "forgotten", LARGE), LARGE, 2);
     tensor_fill_sequence(durable(runtime, "dropped", SMALL), SMALL, 3);
@@ -137,7 +132,7 @@ TEST(what_is_not_created_again_is_left_out_with_a_warning_or_not_at_all)
     runtime = resume();
     log_reset();
     tensor_expect_sequence(durable(runtime, "kept", SMALL), SMALL, 1);
-    gone = durable(runtime, "dropped", SMALL);
+    stw_tensor *gone = durable(runtime, "dropped", SMALL);
     ok(stw_tensor_destroy(&gone, 1)); /* as the program wants it */
     fails(stw_commit(runtime, &complete, &generation), STW_ERROR_NOT_FOUND, "'forgotten'");
     assert_string_equal(error_numbers().tensor, "forgotten");
@@ -162,14 +157,13 @@ TEST(what_is_not_created_again_is_left_out_with_a_warning_or_not_at_all)
 
 TEST(a_generation_can_be_gone_on_with)
 {
-    int round;
     stw_runtime *runtime = make();
     stw_tensor *large = durable(runtime, "large", LARGE);
     stw_tensor *small = durable(runtime, "small", SMALL);
     tensor_fill_sequence(large, LARGE, 0);
     tensor_fill_sequence(small, SMALL, 0);
     commit(runtime);
-    for (round = 1; round < 6; ++round) {
+    for (int round = 1; round < 6; ++round) {
         machine_close(runtime);
         runtime = resume();
         small = durable(runtime, "small", SMALL);
@@ -188,8 +182,7 @@ TEST(an_older_generation_is_resumed_by_its_number)
     machine wanted = machine_kept(STW_RUNTIME_RESUME);
     stw_runtime *runtime = make();
     stw_tensor *large = durable(runtime, "large", LARGE);
-    uint64_t i;
-    for (i = 1; i <= 4; ++i) {
+    for (uint64_t i = 1; i <= 4; ++i) {
         tensor_fill_sequence(large, LARGE, (float)i);
         assert_int_equal(commit(runtime), i);
     }
@@ -212,16 +205,14 @@ TEST(an_older_generation_is_resumed_by_its_number)
 TEST(updates_go_on_as_if_nothing_had_happened)
 {
     static float run[2][SMALL];
-    int stopped;
-    for (stopped = 0; stopped < 2; ++stopped) {
+    for (int stopped = 0; stopped < 2; ++stopped) {
         stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
         stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
         stw_optimizer *optimizer = NULL;
         stw_runtime *runtime = make();
-        int step;
         options.algorithm = STW_OPTIMIZER_ADAMW;
         options.flags = STW_OPTIMIZER_DURABLE;
-        for (step = 0; step < 6; ++step) {
+        for (int step = 0; step < 6; ++step) {
             uint64_t count = 0;
             if (step == 0 || (stopped && step == 3)) {
                 if (step > 0) machine_close(runtime), runtime = resume();
@@ -246,7 +237,6 @@ TEST(updates_go_on_as_if_nothing_had_happened)
 
 TEST(label_and_metadata_come_back)
 {
-    stw_commit_options options = STW_COMMIT_OPTIONS_INIT;
     stw_generation_info info;
     char metadata[16] = {0};
     uint64_t bytes = 0;
@@ -254,9 +244,10 @@ TEST(label_and_metadata_come_back)
     info.struct_size = sizeof info;
     fails(stw_generation_get(runtime, 0, &info), STW_ERROR_NOT_FOUND, "no generation yet");
     tensor_fill_sequence(durable(runtime, "t", SMALL), SMALL, 0);
-    options.label = "epoch 3";
-    options.metadata = "seed 42";
-    options.metadata_bytes = 8;
+    stw_commit_options options = {.struct_size = sizeof options,
+                                  .label = "epoch 3",
+                                  .metadata = "seed 42",
+                                  .metadata_bytes = 8};
     ok(stw_commit(runtime, &options, NULL));
     machine_close(runtime);
     runtime = resume();
@@ -278,20 +269,17 @@ TEST(label_and_metadata_come_back)
 TEST(zeros_and_what_is_empty_come_back_as_that)
 {
     stw_tensor_spec spec = spec_f32("zeros", LARGE);
-    stw_tensor_info info;
     stw_view view;
-    stw_fetch_request request;
     stw_runtime *runtime = make();
-    stw_tensor *zeros;
     float *values;
     spec.flags = STW_TENSOR_DURABLE | STW_TENSOR_ZERO;
-    zeros = tensor_make(runtime, &spec);
+    stw_tensor *zeros = tensor_make(runtime, &spec);
     durable(runtime, "empty", LARGE);
     spec.name = "few";
     spec.shape[0] = SMALL;
     tensor_make(runtime, &spec);
     /* Its second block alone. */
-    request = request_range(zeros, STW_READ_WRITE, 20000, 100);
+    stw_fetch_request request = request_range(zeros, STW_READ_WRITE, 20000, 100);
     ok(stw_fetch(runtime, NULL, &request, 1, &view));
     ((float *)view.pointer)[0] = 7;
     view_put(&view);
@@ -308,8 +296,7 @@ TEST(zeros_and_what_is_empty_come_back_as_that)
     assert_float(values[0], 0);
     assert_float(values[LARGE - 1], 0);
     free(values);
-    info.struct_size = sizeof info;
-    ok(stw_tensor_info_get(durable(runtime, "empty", LARGE), &info));
+    stw_tensor_info info = info_of(durable(runtime, "empty", LARGE));
     assert_int_equal(info.state, STW_STATE_EMPTY);
     assert_int_equal(info.restored, 0);
     machine_close(runtime);
@@ -319,9 +306,8 @@ TEST(an_open_view_of_a_durable_tensor_is_busy)
 {
     stw_runtime *runtime = make();
     stw_tensor *tensor = durable(runtime, "held", LARGE);
-    stw_view view;
     tensor_fill_sequence(tensor, LARGE, 0);
-    view = view_get(runtime, tensor, STW_READ_WRITE);
+    stw_view view = view_get(runtime, tensor, STW_READ_WRITE);
     fails(stw_commit(runtime, NULL, NULL), STW_ERROR_BUSY, "'held' has an open view");
     view_put(&view);
     assert_int_equal(commit(runtime), 1);
@@ -331,20 +317,18 @@ TEST(an_open_view_of_a_durable_tensor_is_busy)
 /* A fetch that has its bytes, and whose views nobody has collected yet, may still write them. */
 TEST(a_commit_waits_for_a_fetch_that_is_not_collected)
 {
-    stw_commit_options options = STW_COMMIT_OPTIONS_INIT;
     stw_runtime *runtime = make();
     stw_tensor *tensor = durable(runtime, "t", SMALL);
     stw_fetch_request request = request_of(tensor, STW_WRITE);
     stw_operation *operation = NULL;
     stw_view view;
-    int i;
     ok(stw_fetch_async(runtime, NULL, &request, 1, &operation));
     ok(stw_operation_wait(operation, 0));
-    options.timeout_ns = 50 * MILLISECOND_NS;
+    stw_commit_options options = {.struct_size = sizeof options, .timeout_ns = 50 * MILLISECOND_NS};
     fails(stw_commit(runtime, &options, NULL), STW_ERROR_TIMEOUT, "not collected");
     ok(stw_fetch_collect(operation, STW_STREAM_HOST, &view, 1));
     ok(stw_operation_free(operation));
-    for (i = 0; i < SMALL; ++i) ((float *)view.pointer)[i] = (float)(3 + i);
+    for (int i = 0; i < SMALL; ++i) ((float *)view.pointer)[i] = (float)(3 + i);
     view_put(&view);
     assert_int_equal(commit(runtime), 1);
     machine_close(runtime);
@@ -356,10 +340,9 @@ TEST(a_commit_waits_for_a_fetch_that_is_not_collected)
 /* One that shared a block alone, and has another policy now, leaves no door open behind it. */
 TEST(a_policy_that_changes_takes_the_tensor_out_of_its_kind)
 {
-    stw_policy policy = STW_POLICY_INIT;
     stw_runtime *runtime = make();
     stw_tensor *first = durable(runtime, "first", SMALL);
-    policy.priority = 5;
+    stw_policy policy = {.struct_size = sizeof policy, .priority = 5};
     ok(stw_tensor_set_policy(first, &policy));
     ok(stw_tensor_destroy(&first, 1));
     tensor_fill_sequence(durable(runtime, "second", SMALL), SMALL, 8);
@@ -376,12 +359,11 @@ TEST(a_file_that_is_missing_is_no_reason_to_begin_anew)
     machine wanted = machine_kept(STW_RUNTIME_RESUME | STW_RUNTIME_OVERWRITE);
     char path[2][128], other[128];
     stw_runtime *runtime = machine_open(&wanted);
-    int i;
     tensor_fill_sequence(durable(runtime, "t", SMALL), SMALL, 1);
     commit(runtime);
     machine_close(runtime);
     snprintf(other, sizeof other, "%s/other", directory);
-    for (i = 0; i < 2; ++i) {
+    for (int i = 0; i < 2; ++i) {
         snprintf(path[i], sizeof path[i], "%s/%s", directory, files[i]);
         assert_int_equal(rename(path[i], other), 0);
         refuse_open(&wanted, STW_ERROR_NOT_FOUND, files[i]);
@@ -415,7 +397,6 @@ TEST(a_store_is_made_once_and_overwritten_when_told)
 {
     machine wanted = machine_kept(0);
     stw_runtime *runtime = machine_open(&wanted);
-    stw_tensor *tensor;
     tensor_fill_sequence(durable(runtime, "t", SMALL), SMALL, 1);
     commit(runtime);
     refuse_open(&wanted, STW_ERROR_EXISTS, files[0]);
@@ -429,7 +410,7 @@ TEST(a_store_is_made_once_and_overwritten_when_told)
             .host_blocks = 16, .nvme_blocks = 256, .nvme_path = directory, .store_name = "test"},
         STW_ERROR_EXISTS, files[0]);
     runtime = make();
-    tensor = durable(runtime, "t", SMALL);
+    stw_tensor *tensor = durable(runtime, "t", SMALL);
     assert_int_equal(restored(tensor), 0);
     machine_close(runtime);
     refuse_open(&wanted, STW_ERROR_NOT_FOUND, "rank 0 has none");
@@ -462,14 +443,13 @@ TEST(an_open_that_fails_removes_nothing_that_was_there)
 
 TEST(what_differs_from_the_store_is_refused_with_both)
 {
-    machine wanted;
     stw_runtime *runtime = make();
     stw_tensor_spec spec = spec_f32("t", LARGE);
     stw_tensor *tensor = NULL;
     tensor_fill_sequence(durable(runtime, "t", LARGE), LARGE, 1);
     commit(runtime);
     machine_close(runtime);
-    wanted = machine_kept(STW_RUNTIME_RESUME);
+    machine wanted = machine_kept(STW_RUNTIME_RESUME);
     wanted.nvme_blocks = 128;
     refuse_open(&wanted, STW_ERROR_MISMATCH, "budget");
     wanted = machine_kept(STW_RUNTIME_RESUME);
@@ -497,9 +477,8 @@ static stw_status open_two(const uint64_t *budgets, const machine *wanted, stw_r
     char second[128];
     stw_nvme_options nvme[2] = {STW_NVME_OPTIONS_INIT, STW_NVME_OPTIONS_INIT};
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
-    uint32_t i;
     snprintf(second, sizeof second, "%s/second", directory);
-    for (i = 0; i < 2; ++i) {
+    for (uint32_t i = 0; i < 2; ++i) {
         nvme[i].path = i == 0 ? directory : second;
         nvme[i].budget_bytes = budgets[i];
         nvme[i].driver_options = "allow_tmpfs=1";
@@ -515,9 +494,7 @@ static stw_status open_two(const uint64_t *budgets, const machine *wanted, stw_r
 
 static uint64_t nvme_budget(stw_runtime *runtime)
 {
-    stw_tier_stats stats = STW_TIER_STATS_INIT;
-    ok(stw_tier_stats_get(runtime, STW_TIER_NVME, 0, &stats));
-    return stats.budget_bytes;
+    return tier_stats(runtime, STW_TIER_NVME).budget_bytes;
 }
 
 static void a_store_of_this_size_is_found_without_it(const uint64_t *budgets, uint32_t block_bytes)
@@ -552,12 +529,11 @@ TEST(without_a_budget_a_store_has_that_which_it_was_made_with)
     stw_runtime *runtime = NULL;
     char second[128], path[160];
     FILE *file;
-    size_t i;
     snprintf(second, sizeof second, "%s/second", directory);
     snprintf(path, sizeof path, "%s/%s", second, files[0]);
     assert_int_equal(mkdir(second, 0700), 0);
     fails(open_two(none, &wanted, &runtime), STW_ERROR_NOT_FOUND, "nvme[0] has no budget");
-    for (i = 0; i < COUNT(budgets); ++i) {
+    for (size_t i = 0; i < COUNT(budgets); ++i) {
         a_store_of_this_size_is_found_without_it(budgets[i], STW_BLOCK_64K);
         a_store_of_this_size_is_found_without_it(budgets[i], STW_BLOCK_512K);
     }
@@ -604,13 +580,10 @@ TEST(creation_that_is_undone_leaves_what_is_stored)
 TEST(options_that_make_no_sense_are_refused)
 {
     machine wanted = machine_kept(0);
-    stw_commit_options options = STW_COMMIT_OPTIONS_INIT;
     stw_tensor_spec spec = spec_f32(NULL, SMALL);
     stw_optimizer_options optimizer_options = STW_OPTIMIZER_OPTIONS_INIT;
     stw_optimizer *optimizer = NULL;
-    stw_policy policy = STW_POLICY_INIT;
     stw_tensor *tensor = NULL;
-    stw_runtime *runtime;
     char label[300];
     wanted.store_name = "../test";
     refuse_open(&wanted, STW_ERROR_INVALID, "store_name");
@@ -630,7 +603,7 @@ TEST(options_that_make_no_sense_are_refused)
     refuse_open(&wanted, STW_ERROR_INVALID, "no nvme tier");
 
     wanted = machine_small();
-    runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open(&wanted);
     spec.flags = STW_TENSOR_DURABLE;
     spec.name = "t";
     fails(stw_tensor_create(runtime, &spec, 1, &tensor), STW_ERROR_INVALID, "store_name");
@@ -645,12 +618,12 @@ TEST(options_that_make_no_sense_are_refused)
     spec.name = NULL;
     fails(stw_tensor_create(runtime, &spec, 1, &tensor), STW_ERROR_INVALID, "found again by");
     spec.name = "t";
-    policy.allowed_tiers = STW_ALLOW_HOST;
+    stw_policy policy = {.struct_size = sizeof policy, .allowed_tiers = STW_ALLOW_HOST};
     spec.policy = &policy;
     fails(stw_tensor_create(runtime, &spec, 1, &tensor), STW_ERROR_INVALID, "nvme");
     memset(label, 'x', sizeof label - 1);
     label[sizeof label - 1] = 0;
-    options.label = label;
+    stw_commit_options options = {.struct_size = sizeof options, .label = label};
     fails(stw_commit(runtime, &options, NULL), STW_ERROR_INVALID, "label");
     options.label = NULL;
     options.metadata_bytes = 1;
@@ -683,22 +656,20 @@ TEST(of_what_is_frozen_one_copy_is_kept)
     enum { BASE = 110 * 16384 };
     stw_tensor_spec spec = spec_f32("base", BASE);
     stw_tensor *base = NULL;
-    stw_tensor *adapter;
     stw_runtime *runtime = make();
     const uint32_t all = room_left(runtime);
     float value = 0;
-    int i;
     assert_in_range(all, 256, 329);
     spec.flags = STW_TENSOR_DURABLE;
     fails(stw_tensor_create(runtime, &spec, 1, &base), STW_ERROR_BUDGET, "promise");
     spec.flags |= STW_TENSOR_READ_ONLY;
     ok(stw_tensor_create(runtime, &spec, 1, &base));
-    adapter = durable(runtime, "adapter", LARGE);
+    stw_tensor *adapter = durable(runtime, "adapter", LARGE);
     assert_int_equal(room_left(runtime), all - 110 - 3 * 4);
     commit(runtime); /* as it was not written, it can be afterwards */
     tensor_fill_sequence(base, BASE, 1);
     tensor_fill_sequence(base, BASE, 7);
-    for (i = 0; i < 5; ++i) {
+    for (int i = 0; i < 5; ++i) {
         tensor_fill_sequence(adapter, LARGE, (float)i);
         commit(runtime);
         fails(stw_tensor_write(base, &value, NULL), STW_ERROR_INVALID, "stw_tensor_freeze");
@@ -731,8 +702,7 @@ TEST(what_is_frozen_later_gives_its_copies_back_behind_their_generations)
     stw_tensor_spec spec = spec_f32("rest", REST);
     stw_tensor *layer = durable(runtime, "layer", LAYER);
     stw_tensor *rest = NULL;
-    int round;
-    for (round = 1; round <= 2; ++round) {
+    for (int round = 1; round <= 2; ++round) {
         tensor_fill_sequence(layer, LAYER, (float)round);
         commit(runtime);
     }
@@ -746,7 +716,7 @@ TEST(what_is_frozen_later_gives_its_copies_back_behind_their_generations)
     assert_int_equal(room_left(runtime), all - 3 * 60);
     tensor_fill_sequence(layer, LAYER, 4);
     ok(stw_tensor_freeze(layer, 1));
-    for (round = 0; round < 2; ++round) {
+    for (int round = 0; round < 2; ++round) {
         fails(stw_tensor_create(runtime, &spec, 1, &rest), STW_ERROR_BUDGET, "for generations");
         commit(runtime);
     }
@@ -782,12 +752,11 @@ TEST(room_is_promised_for_all_that_is_kept)
     stw_tensor_spec spec = spec_f32("t", 110 * BLOCK / 4);
     stw_tensor *tensor = NULL;
     stw_runtime *runtime = make();
-    int i;
     spec.flags = STW_TENSOR_DURABLE;
     fails(stw_tensor_create(runtime, &spec, 1, &tensor), STW_ERROR_BUDGET, "promise");
     spec.shape[0] = 80 * BLOCK / 4;
     ok(stw_tensor_create(runtime, &spec, 1, &tensor));
-    for (i = 0; i < 5; ++i) {
+    for (int i = 0; i < 5; ++i) {
         tensor_fill_sequence(tensor, spec.shape[0], (float)i);
         commit(runtime);
     }
@@ -804,12 +773,11 @@ TEST(slots_of_what_is_gone_are_promised_to_nobody)
     stw_tensor_spec spec = spec_f32("other", OTHER_ELEMENTS);
     stw_runtime *runtime = make();
     stw_tensor *other = NULL;
-    int destroys;
     spec.flags = STW_TENSOR_DURABLE;
     tensor_fill_sequence(durable(runtime, "large", LARGE_ELEMENTS), LARGE_ELEMENTS, 1);
     commit(runtime);
     machine_close(runtime);
-    for (destroys = 0; destroys < 2; ++destroys) {
+    for (int destroys = 0; destroys < 2; ++destroys) {
         stw_tensor_spec scratch = spec_f32(NULL, OTHER_ELEMENTS);
         runtime = resume();
         if (destroys) {
@@ -908,7 +876,6 @@ TEST(rot_is_found_when_the_block_is_used)
     char path[128];
     char byte = 0;
     FILE *file;
-    long at;
     stw_runtime *runtime = make();
     stw_tensor *tensor = durable(runtime, "t", LARGE);
     float *values = calloc(LARGE, sizeof *values);
@@ -919,7 +886,7 @@ TEST(rot_is_found_when_the_block_is_used)
     file = fopen(path, "r+b");
     assert_non_null(file);
     /* Slots begin at 1 MiB; all of them are hit, as nobody knows here which one it is. */
-    for (at = (long)MIB + 100; at < (long)(MIB + 16 * BLOCK); at += (long)BLOCK) {
+    for (long at = (long)MIB + 100; at < (long)(MIB + 16 * BLOCK); at += (long)BLOCK) {
         assert_int_equal(fseek(file, at, SEEK_SET), 0);
         assert_int_equal(fread(&byte, 1, 1, file), 1);
         byte ^= 1;

@@ -67,11 +67,11 @@ static const stw_group_ops all_ops = {
 
 static stw_group_options options_of(engine *self)
 {
-    stw_group_options options = STW_GROUP_OPTIONS_INIT;
-    options.driver = STW_GROUP_CALLBACKS;
-    options.ops = &all_ops;
-    options.ops_user = self;
-    options.size = 1;
+    stw_group_options options = {.struct_size = sizeof options,
+                                 .driver = STW_GROUP_CALLBACKS,
+                                 .ops = &all_ops,
+                                 .ops_user = self,
+                                 .size = 1};
     return options;
 }
 
@@ -180,13 +180,12 @@ TEST(callbacks_are_all_there)
     stw_group_options options = options_of(&self);
     stw_group_ops ops = all_ops;
     stw_group *group = NULL;
-    int i;
     options.ops = NULL;
     refused(&options, STW_ERROR_INVALID, "options.ops");
     options.ops = &ops;
     ops.struct_size = 0;
     refused(&options, STW_ERROR_INVALID, "options.ops");
-    for (i = 0; i < 4; ++i) {
+    for (int i = 0; i < 4; ++i) {
         ops = all_ops;
         if (i == 0) ops.all_gather = NULL;
         if (i == 1) ops.reduce_scatter = NULL;
@@ -202,9 +201,8 @@ TEST(callbacks_are_all_there)
 
 TEST(a_module_that_is_absent_is_unsupported)
 {
-    stw_group_options options = STW_GROUP_OPTIONS_INIT;
-    options.driver = STW_GROUP_MPI;
-    options.module = "absent";
+    stw_group_options options = {
+        .struct_size = sizeof options, .driver = STW_GROUP_MPI, .module = "absent"};
     refused(&options, STW_ERROR_UNSUPPORTED, "'absent'");
     options.driver = STW_GROUP_NCCL, options.size = 2;
     options.unique_id = &options, options.unique_id_bytes = 128;
@@ -226,11 +224,10 @@ TEST(this_process_alone_is_a_group_too)
 {
     const stw_group_options options = STW_GROUP_OPTIONS_INIT;
     stw_group *group = NULL, *part = NULL;
-    stw_runtime *runtime;
     expect_rank(NULL, 0, 1);
     ok(stw_group_create(&options, &group));
     expect_rank(group, 0, 1);
-    runtime = runtime_on(group);
+    stw_runtime *runtime = runtime_on(group);
     machine_close(runtime);
     ok(stw_group_split(group, 7, 7, &part));
     expect_rank(part, 0, 1);
@@ -245,7 +242,6 @@ TEST(handles_that_are_gone_are_found_out)
     engine self = {0};
     stw_group *group = group_of(&self), *part = NULL;
     uint32_t rank = 99;
-    stw_runtime_options options;
     stw_runtime *runtime = NULL;
     ok(stw_group_destroy(group));
     fails(stw_group_destroy(group), STW_ERROR_INVALID, "not alive");
@@ -254,7 +250,7 @@ TEST(handles_that_are_gone_are_found_out)
     assert_int_equal(rank, 99);
     fails(stw_group_split(group, 0, 0, &part), STW_ERROR_INVALID, "not alive");
     fails(stw_group_split(NULL, 0, 0, &part), STW_ERROR_INVALID, "null");
-    options = runtime_options(group);
+    stw_runtime_options options = runtime_options(group);
     fails(stw_runtime_open(&options, &runtime), STW_ERROR_INVALID, "group");
     group = group_of(&self);
     fails(stw_group_split(group, 0, 0, NULL), STW_ERROR_INVALID, "group_out is null");
@@ -304,8 +300,7 @@ TEST(a_forked_child_is_told)
     engine self = {0};
     stw_group *group = group_of(&self);
     int status = 0;
-    pid_t child;
-    child = fork();
+    pid_t child = fork();
     if (child == 0) {
         const stw_runtime_options options = runtime_options(group);
         stw_group *own = NULL;
@@ -334,26 +329,20 @@ typedef struct trained {
 
 static void train(stw_runtime *runtime, trained *out)
 {
-    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
     stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
-    stw_update_options update = STW_UPDATE_OPTIONS_INIT;
     stw_update_result result = STW_UPDATE_RESULT_INIT;
-    stw_optimizer *optimizer = NULL;
-    stw_view view;
-    uint64_t i;
-    options.algorithm = STW_OPTIMIZER_ADAMW;
     entry.parameter = tensor_f32(runtime, "w", COUNT(out->values));
     entry.gradient = tensor_f32(runtime, "g", COUNT(out->values));
     tensor_fill_sequence(entry.parameter, COUNT(out->values), 1);
-    ok(stw_optimizer_create(runtime, &options, &optimizer));
-    hyper_usual(optimizer);
+    stw_optimizer *optimizer = optimizer_make(runtime, STW_OPTIMIZER_ADAMW);
     ok(stw_optimizer_add(optimizer, &entry, 1));
-    view = view_get(runtime, entry.gradient, STW_REDUCE);
+    stw_view view = view_get(runtime, entry.gradient, STW_REDUCE);
     assert_int_equal(view.element_count, COUNT(out->values));
-    for (i = 0; i < view.element_count; ++i) ((float *)view.pointer)[i] += (float)(i % 7) - 3;
+    for (uint64_t i = 0; i < view.element_count; ++i)
+        ((float *)view.pointer)[i] += (float)(i % 7) - 3;
     view_put(&view);
     ok(stw_reduce(entry.gradient, NULL, NULL));
-    update.clip_norm = 0.5;
+    stw_update_options update = {.struct_size = sizeof update, .clip_norm = 0.5};
     ok(stw_optimizer_step(optimizer, &update, &result));
     out->norm = result.norm;
     ok(stw_tensor_read(entry.parameter, out->values, NULL));

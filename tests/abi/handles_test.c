@@ -9,8 +9,7 @@
 
 TEST(a_destroyed_tensor_is_refused_by_every_function)
 {
-    machine small = machine_small();
-    stw_runtime *runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *dead = tensor_f32(runtime, "dead", 16);
     stw_fetch_request request = request_of(dead, STW_READ);
     stw_tensor_info info;
@@ -39,8 +38,7 @@ TEST(a_destroyed_tensor_is_refused_by_every_function)
 
 TEST(destroyed_phases_optimizers_and_operations_are_refused)
 {
-    machine small = machine_small();
-    stw_runtime *runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *tensor = tensor_f32(runtime, "t", 16);
     stw_fetch_request request = request_of(tensor, STW_READ);
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
@@ -80,7 +78,6 @@ TEST(handles_of_a_closed_runtime_stay_dead_when_another_opens)
     stw_phase *phase = NULL;
     stw_optimizer *optimizer = NULL;
     float value = 0;
-    int i;
     options.algorithm = STW_OPTIMIZER_SGD;
     ok(stw_phase_create(first, "p", &phase));
     ok(stw_optimizer_create(first, &options, &optimizer));
@@ -89,7 +86,7 @@ TEST(handles_of_a_closed_runtime_stay_dead_when_another_opens)
     fails(stw_runtime_drain(first, 0), STW_ERROR_CLOSED, "was closed");
     fails(stw_runtime_interrupt(first), STW_ERROR_CLOSED, "was closed");
     /* Handles are used again in time, so that old ones must be dead by themselves. */
-    for (i = 0; i < 80; ++i) {
+    for (int i = 0; i < 80; ++i) {
         second = machine_open(&small);
         if (i < 79) machine_close(second);
     }
@@ -140,14 +137,10 @@ TEST(optimizers_refuse_tensors_of_another_runtime)
     stw_tensor *gradient = tensor_f32(mine, "own.grad", 16);
     stw_tensor *foreign = tensor_f32(other, "foreign", 16);
     stw_tensor *found = NULL;
-    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
     stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
     stw_update_options update = STW_UPDATE_OPTIONS_INIT;
-    stw_optimizer *optimizer = NULL;
     uint64_t count = 0;
-    options.algorithm = STW_OPTIMIZER_ADAM;
-    ok(stw_optimizer_create(mine, &options, &optimizer));
-    hyper_usual(optimizer);
+    stw_optimizer *optimizer = optimizer_make(mine, STW_OPTIMIZER_ADAM);
     entry.parameter = foreign, entry.gradient = gradient;
     fails(stw_optimizer_add(optimizer, &entry, 1), STW_ERROR_INVALID, "another runtime");
     entry.parameter = own, entry.gradient = gradient;
@@ -172,11 +165,11 @@ TEST(views_of_two_runtimes_end_in_one_call)
     stw_tensor *own = tensor_f32(mine, "own", 16);
     stw_tensor *foreign = tensor_f32(other, "foreign", 16);
     stw_tensor *second = tensor_f32(other, "second", 16);
-    stw_view views[3], kept;
+    stw_view views[3];
     ok(stw_tensor_fill(own, 1, NULL));
     ok(stw_tensor_fill(foreign, 2, NULL));
     ok(stw_tensor_fill(second, 2, NULL));
-    kept = view_get(mine, own, STW_READ);
+    stw_view kept = view_get(mine, own, STW_READ);
     views[0] = view_get(mine, own, STW_READ);
     views[1] = view_get(other, foreign, STW_READ);
     views[2] = view_get(other, second, STW_READ);
@@ -200,8 +193,7 @@ typedef struct finder {
 static void *find_and_train(void *argument)
 {
     finder *here = argument;
-    int i;
-    for (i = 0; i < FOUND; ++i) {
+    for (int i = 0; i < FOUND; ++i) {
         stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
         stw_tensor_info info = {.struct_size = sizeof info};
         char name[2][32];
@@ -220,18 +212,16 @@ static void *find_and_train(void *argument)
 TEST(a_tensor_is_complete_when_another_thread_finds_it)
 {
     machine small = machine_small();
-    stw_runtime *runtime;
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
     finder here = {NULL, NULL, 0};
     pthread_t thread;
-    int i;
     small.nvme_blocks = 2048;
-    runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open(&small);
     here.runtime = runtime;
     options.algorithm = STW_OPTIMIZER_ADAMW;
     ok(stw_optimizer_create(runtime, &options, &here.optimizer));
     assert_int_equal(pthread_create(&thread, NULL, find_and_train, &here), 0);
-    for (i = 0; i < FOUND; ++i) {
+    for (int i = 0; i < FOUND; ++i) {
         stw_tensor_spec specs[2];
         stw_tensor *made[2];
         char name[2][32];
@@ -257,13 +247,12 @@ typedef struct trainer {
 static void *train_and_leave(void *argument)
 {
     trainer *here = argument;
-    int round, i;
-    for (round = 0; round < ROUNDS; ++round) {
+    for (int round = 0; round < ROUNDS; ++round) {
         stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
         stw_optimizer *optimizer;
         options.algorithm = STW_OPTIMIZER_SGD;
         if (stw_optimizer_create(here->runtime, &options, &optimizer) != STW_OK) return argument;
-        for (i = 0; i < PAIRS; ++i) {
+        for (int i = 0; i < PAIRS; ++i) {
             stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
             entry.parameter = here->pairs[2 * i], entry.gradient = here->pairs[2 * i + 1];
             here->wrong += stw_optimizer_add(optimizer, &entry, 1) != STW_OK;
@@ -276,25 +265,22 @@ static void *train_and_leave(void *argument)
 /* The end of one looks at what the others hold. */
 TEST(optimizers_grow_while_another_thread_destroys_others)
 {
-    machine small = machine_small();
     trainer trainers[2];
     pthread_t threads[2];
-    stw_runtime *runtime = machine_open(&small);
-    int each, i;
-    for (each = 0; each < 2; ++each) {
+    stw_runtime *runtime = machine_open_as(machine_small());
+    for (int each = 0; each < 2; ++each) {
         trainers[each].runtime = runtime, trainers[each].wrong = 0;
-        for (i = 0; i < 2 * PAIRS; ++i) {
+        for (int i = 0; i < 2 * PAIRS; ++i) {
             char name[32];
-            stw_tensor_spec spec;
             sprintf(name, "tensor %d of %d", i, each);
-            spec = spec_f32(name, 16);
+            stw_tensor_spec spec = spec_f32(name, 16);
             if (i % 2 != 0) spec.role = STW_ROLE_GRAD;
             trainers[each].pairs[i] = tensor_make(runtime, &spec);
         }
     }
-    for (each = 0; each < 2; ++each)
+    for (int each = 0; each < 2; ++each)
         assert_int_equal(pthread_create(&threads[each], NULL, train_and_leave, &trainers[each]), 0);
-    for (each = 0; each < 2; ++each) {
+    for (int each = 0; each < 2; ++each) {
         void *stopped = NULL;
         pthread_join(threads[each], &stopped);
         assert_true(stopped == NULL);

@@ -91,19 +91,17 @@ static uint64_t element_bytes(uint32_t dtype)
 static void begin_parameter(trainee *here, int which)
 {
     const parameter *of = &here->course->parameters[which];
-    stw_copy_options as_f32 = STW_COPY_OPTIONS_INIT;
     stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
     char name[32];
     stw_tensor_spec spec = spec_f32(name, of->elements);
-    uint64_t i;
     snprintf(name, sizeof name, "w%d", which);
     spec.dtype = of->dtype;
     here->parameters[which] = tensor_make(here->runtime, &spec);
     snprintf(name, sizeof name, "g%d", which);
     spec.dtype = of->gradient_dtype, spec.role = STW_ROLE_GRAD;
     here->gradients[which] = tensor_make(here->runtime, &spec);
-    for (i = 0; i < of->elements; ++i) here->scratch[i] = noise(which, 0, 0, i);
-    as_f32.dtype = STW_F32;
+    for (uint64_t i = 0; i < of->elements; ++i) here->scratch[i] = noise(which, 0, 0, i);
+    stw_copy_options as_f32 = {.struct_size = sizeof as_f32, .dtype = STW_F32};
     ok(stw_tensor_write(here->parameters[which], here->scratch, &as_f32));
     entry.parameter = here->parameters[which], entry.gradient = here->gradients[which];
     ok(stw_optimizer_add(here->optimizer, &entry, 1));
@@ -115,9 +113,8 @@ static trainee trainee_open(const machine *wanted, const course *course)
     stw_hyper hyper = STW_HYPER_INIT;
     uint64_t most = 0;
     trainee here;
-    int i;
     memset(&here, 0, sizeof here);
-    for (i = 0; i < course->count; ++i)
+    for (int i = 0; i < course->count; ++i)
         if (course->parameters[i].elements > most) most = course->parameters[i].elements;
     here.course = course;
     here.runtime = machine_open(wanted);
@@ -129,7 +126,7 @@ static trainee trainee_open(const machine *wanted, const course *course)
     ok(stw_optimizer_create(here.runtime, &options, &here.optimizer));
     hyper.lr = 0.02, hyper.weight_decay = 0.1;
     ok(stw_optimizer_set_hyper(here.optimizer, 0, &hyper));
-    for (i = 0; i < course->count; ++i) begin_parameter(&here, i);
+    for (int i = 0; i < course->count; ++i) begin_parameter(&here, i);
     return here;
 }
 
@@ -146,13 +143,12 @@ static void forward(trainee *here, int which, int step, int contribution)
     const parameter *of = &here->course->parameters[which];
     const uint64_t piece = here->piece_bytes / element_bytes(of->dtype);
     const float scale = here->course->gradient_scale > 0 ? 128 : 1; /* of the loss */
-    uint64_t begin, i;
-    for (begin = 0; begin < of->elements; begin += piece) {
+    for (uint64_t begin = 0; begin < of->elements; begin += piece) {
         const uint64_t count = of->elements - begin < piece ? of->elements - begin : piece;
         stw_fetch_request request = request_range(here->parameters[which], STW_READ, begin, count);
         stw_view view;
         ok(stw_fetch(here->runtime, NULL, &request, 1, &view));
-        for (i = 0; i < count; ++i) {
+        for (uint64_t i = 0; i < count; ++i) {
             /* Of 16 bits the sign and exponent: no conversion of this test's own. */
             const float seen = of->dtype == STW_F32
                                    ? ((const float *)view.pointer)[i]
@@ -173,15 +169,13 @@ static int fits_a_view(const trainee *here, int which)
 /* Into a view where all of it has room, else from memory of this program. */
 static void backward(trainee *here, int which, int step)
 {
-    stw_reduce_options from = STW_REDUCE_OPTIONS_INIT;
-    uint64_t i;
-    int contribution;
-    from.dtype = STW_F32;
-    for (contribution = 0; contribution < CONTRIBUTIONS; ++contribution) {
+    stw_reduce_options from = {.struct_size = sizeof from, .dtype = STW_F32};
+    for (int contribution = 0; contribution < CONTRIBUTIONS; ++contribution) {
         forward(here, which, step, contribution);
         if (fits_a_view(here, which)) {
             stw_view view = view_get(here->runtime, here->gradients[which], STW_REDUCE);
-            for (i = 0; i < view.element_count; ++i) ((float *)view.pointer)[i] += here->scratch[i];
+            for (uint64_t i = 0; i < view.element_count; ++i)
+                ((float *)view.pointer)[i] += here->scratch[i];
             view_put(&view);
         } else {
             ok(stw_reduce(here->gradients[which], here->scratch, &from));
@@ -200,11 +194,9 @@ static void keep(outcome *made, int which, int slot, stw_tensor *tensor)
 
 static uint64_t bytes_on_links(stw_runtime *runtime)
 {
-    stw_link_stats stats = STW_LINK_STATS_INIT;
     uint64_t bytes = 0;
-    uint32_t link;
-    for (link = STW_LINK_NVME_TO_HOST; link <= STW_LINK_DEVICE_TO_NVME; ++link) {
-        ok(stw_link_stats_get(runtime, link, 0, &stats));
+    for (uint32_t link = STW_LINK_NVME_TO_HOST; link <= STW_LINK_DEVICE_TO_NVME; ++link) {
+        stw_link_stats stats = link_stats(runtime, link);
         bytes += stats.bytes;
     }
     return bytes;
@@ -215,12 +207,11 @@ static void train(const machine *wanted, const course *course, outcome *made)
     trainee here = trainee_open(wanted, course);
     stw_update_options update = STW_UPDATE_OPTIONS_INIT;
     stw_tensor *state = NULL;
-    int step, i, j;
     memset(made, 0, sizeof *made);
     update.gradient_scale = course->gradient_scale, update.clip_norm = course->clip_norm;
-    for (step = 1; step <= STEPS; ++step) {
+    for (int step = 1; step <= STEPS; ++step) {
         stw_update_result result = STW_UPDATE_RESULT_INIT;
-        for (i = 0; i < course->count; ++i) backward(&here, i, step);
+        for (int i = 0; i < course->count; ++i) backward(&here, i, step);
         ok(stw_optimizer_step(here.optimizer, &update, &result));
         assert_int_equal(result.updated, course->count);
         assert_true(result.norm > course->clip_norm && result.clip_coefficient < 1);
@@ -228,9 +219,9 @@ static void train(const machine *wanted, const course *course, outcome *made)
         made->coefficients[step - 1] = result.clip_coefficient;
     }
     ok(stw_runtime_drain(here.runtime, 0));
-    for (i = 0; i < course->count; ++i) {
+    for (int i = 0; i < course->count; ++i) {
         keep(made, i, 0, here.parameters[i]);
-        for (j = 0; j < STATES_MAX; ++j) {
+        for (int j = 0; j < STATES_MAX; ++j) {
             if (j == 2 && course->parameters[i].dtype == STW_F32) continue;
             ok(stw_optimizer_state(here.optimizer, here.parameters[i], state_names[j], &state));
             keep(made, i, 1 + j, state);
@@ -243,9 +234,8 @@ static void train(const machine *wanted, const course *course, outcome *made)
 
 static void forget(outcome *made)
 {
-    int i, j;
-    for (i = 0; i < PARAMETERS_MAX; ++i)
-        for (j = 0; j < 1 + STATES_MAX; ++j) free(made->bytes[i][j]);
+    for (int i = 0; i < PARAMETERS_MAX; ++i)
+        for (int j = 0; j < 1 + STATES_MAX; ++j) free(made->bytes[i][j]);
 }
 
 /* ------------------------------------------------------------------------------ all machines -- */
@@ -272,13 +262,12 @@ static const char *const kinds[KINDS] = {"device alone", "host and nvme", "three
 
 static void expect_same(const outcome *first, const outcome *other, const machine *wanted, int kind)
 {
-    int i, j;
     if (memcmp(first->norms, other->norms, sizeof first->norms) != 0 ||
         memcmp(first->coefficients, other->coefficients, sizeof first->coefficients) != 0)
         fail_msg("%s, blocks of %u, %u threads: another norm", kinds[kind], wanted->block_bytes,
                  wanted->thread_count);
-    for (i = 0; i < PARAMETERS_MAX; ++i) {
-        for (j = 0; j < 1 + STATES_MAX; ++j) {
+    for (int i = 0; i < PARAMETERS_MAX; ++i) {
+        for (int j = 0; j < 1 + STATES_MAX; ++j) {
             assert_int_equal(first->sizes[i][j], other->sizes[i][j]);
             if (first->sizes[i][j] == 0) continue;
             if (memcmp(first->bytes[i][j], other->bytes[i][j], first->sizes[i][j]) == 0) continue;
@@ -292,12 +281,11 @@ static void expect_same(const outcome *first, const outcome *other, const machin
 /* Nothing that is compared is what it was before the first step. */
 static void expect_changed(const outcome *made, const course *course)
 {
-    int i, j;
-    for (i = 0; i < course->count; ++i) {
+    for (int i = 0; i < course->count; ++i) {
         const parameter *of = &course->parameters[i];
         const float *master = made->bytes[i][of->dtype == STW_F32 ? 0 : 3];
         assert_true(master[of->elements - 1] != noise(i, 0, 0, of->elements - 1));
-        for (j = 1; j < 3; ++j) {
+        for (int j = 1; j < 3; ++j) {
             const unsigned char *bytes = made->bytes[i][j];
             assert_true(bytes[made->sizes[i][j] - 1] != 0); /* the exponent's, of the last one */
         }
@@ -310,10 +298,9 @@ static void same_bits_everywhere(const course *course)
 {
     const uint32_t blocks[] = {STW_BLOCK_64K, STW_BLOCK_512K, STW_BLOCK_2M}, threads[] = {1, 4};
     outcome first, other;
-    size_t i, j;
     int kind, compared = 0;
-    for (i = 0; i < COUNT(blocks); ++i) {
-        for (j = 0; j < COUNT(threads); ++j) {
+    for (size_t i = 0; i < COUNT(blocks); ++i) {
+        for (size_t j = 0; j < COUNT(threads); ++j) {
             for (kind = 0; kind < KINDS; ++kind) {
                 const machine wanted = machine_of(kind, blocks[i], threads[j]);
                 /* Large blocks cost time and differ least. */
@@ -352,8 +339,7 @@ TEST(the_order_of_summation_matters_for_these_gradients)
 {
     const uint64_t elements = whole_ones[COUNT(whole_ones) - 1].elements;
     double up = 0, down = 0;
-    uint64_t i;
-    for (i = 0; i < elements; ++i) {
+    for (uint64_t i = 0; i < elements; ++i) {
         const double low = (double)noise(4, 1, 0, i);
         const double high = (double)noise(4, 1, 0, elements - 1 - i);
         up += low * low;

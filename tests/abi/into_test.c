@@ -32,8 +32,7 @@ static buffer buffer_make(uint64_t elements, uint64_t size)
 /* Nobody wrote outside it. */
 static void buffer_free(buffer *used)
 {
-    int i;
-    for (i = 0; i < GUARD; ++i) {
+    for (int i = 0; i < GUARD; ++i) {
         assert_int_equal(used->base[i], 0xA5);
         assert_int_equal(used->memory[used->bytes + (uint64_t)i], 0xA5);
     }
@@ -42,8 +41,7 @@ static void buffer_free(buffer *used)
 
 static int buffer_is_untouched(const buffer *memory)
 {
-    uint64_t i;
-    for (i = 0; i < memory->bytes; ++i) {
+    for (uint64_t i = 0; i < memory->bytes; ++i) {
         if (memory->memory[i] != 0xA5) return 0;
     }
     return 1;
@@ -61,8 +59,7 @@ static stw_fetch_request request_into(stw_tensor *tensor, uint64_t begin, uint64
 static void expect_sequence(const void *memory, uint64_t count, float first)
 {
     const float *values = memory;
-    uint64_t i;
-    for (i = 0; i < count; ++i) {
+    for (uint64_t i = 0; i < count; ++i) {
         if (values[i] == first + (float)i) continue;
         fail_msg("element %d is %g, not %g", (int)i, values[i], first + (float)i);
     }
@@ -70,8 +67,7 @@ static void expect_sequence(const void *memory, uint64_t count, float first)
 
 static void expect_nothing_pinned(stw_runtime *runtime)
 {
-    uint32_t tier;
-    for (tier = STW_TIER_DEVICE; tier <= STW_TIER_HOST; ++tier) {
+    for (uint32_t tier = STW_TIER_DEVICE; tier <= STW_TIER_HOST; ++tier) {
         stw_tier_stats stats = STW_TIER_STATS_INIT;
         if (stw_tier_stats_get(runtime, tier, 0, &stats) < STW_OK) continue;
         assert_int_equal(stats.pinned_bytes, 0);
@@ -119,15 +115,14 @@ TEST(several_ranges_come_together_from_wherever_they_are)
     stw_view views[N];
     buffer memories[N];
     uint64_t counts[N];
-    int i, round;
-    for (i = 0; i < N; ++i) {
+    for (int i = 0; i < N; ++i) {
         counts[i] = i % 3 == 0 ? 2 * BLOCK / 4 + 77 : 100 + (uint64_t)i;
         tensors[i] = tensor_f32(runtime, NULL, counts[i]);
         tensor_fill_sequence(tensors[i], counts[i], (float)i * 1000);
     }
-    for (round = 0; round < 4; ++round) {
+    for (int round = 0; round < 4; ++round) {
         if (machine_now.device_blocks) ok(stw_evict(runtime, NULL, 0, STW_TIER_DEVICE, 0, 0));
-        for (i = 0; i < N; ++i) {
+        for (int i = 0; i < N; ++i) {
             const uint64_t begin = round > 1 ? counts[i] / 3 : 0;
             const uint64_t count = round > 1 ? counts[i] / 2 : counts[i];
             memories[i] = buffer_make(count, 4);
@@ -135,7 +130,7 @@ TEST(several_ranges_come_together_from_wherever_they_are)
         }
         if (round == 2) ok(stw_prefetch(runtime, requests, N));
         ok(stw_fetch(runtime, NULL, requests, N, views));
-        for (i = 0; i < N; ++i) {
+        for (int i = 0; i < N; ++i) {
             assert_ptr_equal(views[i].pointer, memories[i].memory);
             assert_int_equal(views[i].element_begin, requests[i].element_begin);
             expect_sequence(views[i].pointer, requests[i].element_count,
@@ -186,10 +181,9 @@ TEST(what_cannot_be_copied_is_refused_with_a_sentence)
     buffer memory = buffer_make(100, 4);
     stw_fetch_request requests[2];
     stw_view views[2], before[2], more;
-    uint32_t access;
     memset(views, 0x77, sizeof views);
     memcpy(before, views, sizeof views);
-    for (access = STW_WRITE; access <= STW_REDUCE; ++access) {
+    for (uint32_t access = STW_WRITE; access <= STW_REDUCE; ++access) {
         requests[0] = request_into(tensor, 0, 0, memory.memory);
         requests[0].access = access;
         fails(stw_fetch(runtime, NULL, requests, 1, views), STW_ERROR_INVALID,
@@ -224,14 +218,13 @@ TEST(an_older_request_has_no_such_memory)
     unsigned char requests[2 * sizeof(stw_fetch_request)];
     stw_fetch_request request = request_range(tensor, STW_READ, 0, 0);
     stw_view views[2];
-    int round;
     tensor_fill_sequence(tensor, 100, 3);
     request.struct_size = size;
     memset(requests, 0xff, sizeof requests);
     memcpy(requests, &request, size);
     memcpy(requests + size, &request, size);
     /* The second round is a hit. */
-    for (round = 0; round < 2; ++round) {
+    for (int round = 0; round < 2; ++round) {
         ok(stw_fetch(runtime, NULL, (const stw_fetch_request *)(void *)requests, 2, views));
         assert_ptr_equal(views[0].pointer, views[1].pointer);
         expect_sequence(views[1].pointer, 100, 3);
@@ -259,10 +252,9 @@ TEST(tensors_without_elements_are_copied_too)
 /* A view to write it that no thread is said to hold, so that others may wait for it. */
 static stw_view write_by_nobody(stw_runtime *runtime, stw_tensor *tensor)
 {
-    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     stw_fetch_request request = request_range(tensor, STW_READ_WRITE, 0, 0);
     stw_view view;
-    options.flags = STW_FETCH_HAND_OVER;
+    stw_fetch_options options = {.struct_size = sizeof options, .flags = STW_FETCH_HAND_OVER};
     ok(stw_fetch(runtime, &options, &request, 1, &view));
     return view;
 }
@@ -273,11 +265,10 @@ TEST(after_a_timeout_the_memory_is_left_alone)
     stw_tensor *tensor = tensor_f32(runtime, "t", 3 * BLOCK / 4);
     buffer memory = buffer_make(3 * BLOCK / 4, 4);
     stw_fetch_request request = request_into(tensor, 0, 0, memory.memory);
-    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
-    stw_view held, view;
+    stw_view view;
     tensor_fill_sequence(tensor, 3 * BLOCK / 4, 0);
-    held = write_by_nobody(runtime, tensor);
-    options.flags = STW_FETCH_TRY;
+    stw_view held = write_by_nobody(runtime, tensor);
+    stw_fetch_options options = {.struct_size = sizeof options, .flags = STW_FETCH_TRY};
     fails(stw_fetch(runtime, &options, &request, 1, &view), STW_ERROR_BUSY, "'t'");
     options.flags = 0, options.timeout_ns = 5 * MILLISECOND_NS;
     fails(stw_fetch(runtime, &options, &request, 1, &view), STW_ERROR_TIMEOUT, "'t'");
@@ -334,12 +325,11 @@ TEST(a_waiting_copy_keeps_no_other_and_can_be_cancelled)
     buffer first = buffer_make(2 * BLOCK / 4, 4), second = buffer_make(2 * BLOCK / 4, 4);
     stw_fetch_request waits = request_into(held, 0, 0, first.memory);
     stw_fetch_request goes = request_into(free_one, 0, 0, second.memory);
-    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     stw_operation *waiting = NULL, *going = NULL;
-    stw_view view, none;
+    stw_view none;
     tensor_fill_sequence(held, 2 * BLOCK / 4, 1);
     tensor_fill_sequence(free_one, 2 * BLOCK / 4, 2);
-    view = write_by_nobody(runtime, held);
+    stw_view view = write_by_nobody(runtime, held);
     ok(stw_fetch_async(runtime, NULL, &waits, 1, &waiting));
     ok(stw_fetch_async(runtime, NULL, &goes, 1, &going));
     ok(status_of(going));
@@ -353,7 +343,7 @@ TEST(a_waiting_copy_keeps_no_other_and_can_be_cancelled)
     fails(stw_fetch_collect(waiting, STW_STREAM_HOST, &none, 1), STW_ERROR_CANCELLED, "cancelled");
     ok(stw_operation_free(waiting));
     /* At its timeout it ends by itself; one that is freed while it waits ends there. */
-    options.timeout_ns = 5 * MILLISECOND_NS;
+    stw_fetch_options options = {.struct_size = sizeof options, .timeout_ns = 5 * MILLISECOND_NS};
     ok(stw_fetch_async(runtime, &options, &waits, 1, &waiting));
     fails(status_of(waiting), STW_ERROR_TIMEOUT, "'held'");
     ok(stw_operation_free(waiting));
@@ -379,20 +369,18 @@ TEST(all_of_one_call_is_of_one_moment)
     buffer first = buffer_make(2 * BLOCK / 4, 4), second = buffer_make(2 * BLOCK / 4, 4);
     stw_fetch_request requests[2];
     stw_operation *operation = NULL;
-    stw_view view;
-    uint64_t i;
-    int round;
     tensor_fill_sequence(early, 2 * BLOCK / 4, 0);
     tensor_fill_sequence(late, 2 * BLOCK / 4, 0);
     requests[0] = request_into(early, 0, 0, first.memory);
     requests[1] = request_into(late, 0, 0, second.memory);
-    for (round = 1; round < 20; ++round) {
-        view = write_by_nobody(runtime, late);
+    for (int round = 1; round < 20; ++round) {
+        stw_view view = write_by_nobody(runtime, late);
         ok(stw_fetch_async(runtime, NULL, requests, 2, &operation));
         /* Gives it time to have read the first; both outcomes are right. */
         assert_int_equal(stw_operation_wait(operation, MILLISECOND_NS), STW_PENDING);
         tensor_fill_sequence(early, 2 * BLOCK / 4, (float)round);
-        for (i = 0; i < 2 * BLOCK / 4; ++i) ((float *)view.pointer)[i] = (float)(i + round);
+        for (uint64_t i = 0; i < 2 * BLOCK / 4; ++i)
+            ((float *)view.pointer)[i] = (float)(i + round);
         view_put(&view);
         ok(status_of(operation));
         expect_sequence(first.memory, 2 * BLOCK / 4, (float)round);
@@ -417,11 +405,10 @@ enum { WRITTEN = 12 * 16384 + 31 }; /* more blocks than are near together */
 static void *write_both(void *argument)
 {
     writer *mine = argument;
-    int round, i;
     pthread_barrier_wait(&mine->barrier);
-    for (round = 1; round <= mine->rounds && mine->worst == STW_OK; ++round) {
+    for (int round = 1; round <= mine->rounds && mine->worst == STW_OK; ++round) {
         stw_status status = STW_OK;
-        for (i = 0; i < 2 && status == STW_OK; ++i) {
+        for (int i = 0; i < 2 && status == STW_OK; ++i) {
             status = stw_tensor_fill(mine->tensors[i], round, NULL);
         }
         if (status != STW_OK) mine->worst = status;
@@ -437,23 +424,21 @@ TEST(no_copy_is_half_old_and_half_new)
     pthread_t thread;
     buffer memories[3];
     stw_fetch_request requests[3];
-    stw_view views[3], held;
-    stw_tensor *still;
+    stw_view views[3];
     float last = 0;
-    int i;
     memset(&other, 0, sizeof other);
     other.runtime = machine_open(&machine_now);
     other.rounds = 60;
-    for (i = 0; i < 2; ++i) {
+    for (int i = 0; i < 2; ++i) {
         other.tensors[i] = tensor_f32(other.runtime, i ? "second" : "first", WRITTEN);
         ok(stw_tensor_fill(other.tensors[i], 0, NULL));
         memories[i] = buffer_make(WRITTEN, 4);
         requests[i] = request_into(other.tensors[i], 0, 0, memories[i].memory);
     }
     /* A view of its own keeps a copy from nothing. */
-    still = tensor_f32(other.runtime, "still", 100);
+    stw_tensor *still = tensor_f32(other.runtime, "still", 100);
     tensor_fill_sequence(still, 100, 4);
-    held = view_get(other.runtime, still, STW_READ);
+    stw_view held = view_get(other.runtime, still, STW_READ);
     memories[2] = buffer_make(100, 4);
     requests[2] = request_into(still, 0, 0, memories[2].memory);
     pthread_barrier_init(&other.barrier, NULL, 2);
@@ -463,7 +448,7 @@ TEST(no_copy_is_half_old_and_half_new)
         const float *first = (const float *)memories[0].memory;
         const float *second = (const float *)memories[1].memory;
         ok(stw_fetch(other.runtime, NULL, requests, 3, views));
-        for (i = 0; i < WRITTEN; ++i) {
+        for (int i = 0; i < WRITTEN; ++i) {
             if (first[i] == first[0] && second[i] == second[0]) continue;
             fail_msg("element %d is %g and %g beside %g and %g", i, first[i], second[i], first[0],
                      second[0]);

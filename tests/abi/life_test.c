@@ -8,12 +8,10 @@
 
 TEST(closing_with_views_is_busy_and_changes_nothing)
 {
-    machine small = machine_small();
-    stw_runtime *runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *tensor = tensor_f32(runtime, "t", 100);
-    stw_view view;
     tensor_fill_sequence(tensor, 100, 0);
-    view = view_get(runtime, tensor, STW_READ);
+    stw_view view = view_get(runtime, tensor, STW_READ);
     fails(stw_runtime_close(runtime, 0, 0), STW_ERROR_BUSY, "1 open views");
     assert_non_null(strstr(stw_last_error(), "'test'"));
     assert_non_null(strstr(stw_last_error(), "'t'"));
@@ -25,18 +23,16 @@ TEST(closing_with_views_is_busy_and_changes_nothing)
 
 TEST(every_use_after_close_is_an_error)
 {
-    machine small = machine_small();
-    stw_runtime *runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *tensor = tensor_f32(runtime, "t", 100);
     stw_fetch_request request = request_of(tensor, STW_READ);
     stw_tier_stats stats = STW_TIER_STATS_INIT;
     stw_tensor *found = NULL;
     stw_phase *phase = NULL;
-    stw_view view, old;
     float value;
     tensor_fill_sequence(tensor, 100, 0);
-    old = view_get(runtime, tensor, STW_READ);
-    view = old;
+    stw_view old = view_get(runtime, tensor, STW_READ);
+    stw_view view = old;
     view_put(&view);
     machine_close(runtime);
     fails(stw_runtime_close(runtime, 0, 0), STW_ERROR_CLOSED, "was closed");
@@ -51,15 +47,11 @@ TEST(every_use_after_close_is_an_error)
 
 TEST(deferred_closing_ends_with_the_last_view)
 {
-    machine small = machine_small();
-    stw_runtime *runtime;
-    stw_tensor *tensor;
-    stw_fetch_request request;
     stw_view views[2], more;
     const int descriptors = descriptors_open();
-    runtime = machine_open(&small);
-    tensor = tensor_f32(runtime, "t", 5 * BLOCK / 4);
-    request = request_of(tensor, STW_READ);
+    stw_runtime *runtime = machine_open_as(machine_small());
+    stw_tensor *tensor = tensor_f32(runtime, "t", 5 * BLOCK / 4);
+    stw_fetch_request request = request_of(tensor, STW_READ);
     tensor_fill_sequence(tensor, 5 * BLOCK / 4, 0);
     views[0] = view_get(runtime, tensor, STW_READ);
     views[1] = view_get(runtime, tensor, STW_READ);
@@ -94,11 +86,9 @@ TEST(the_log_is_silent_after_a_deferred_close)
     options.log = count_line, options.log_user = &told, options.log_level = STW_LOG_INFO;
     for (deferred = 0; deferred < 2; ++deferred) {
         stw_runtime *runtime;
-        stw_tensor *tensor;
-        stw_view view;
         ok(stw_runtime_open(&options, &runtime));
-        tensor = tensor_f32(runtime, "t", 100);
-        view = view_get(runtime, tensor, STW_WRITE);
+        stw_tensor *tensor = tensor_f32(runtime, "t", 100);
+        stw_view view = view_get(runtime, tensor, STW_WRITE);
         if (!deferred) view_put(&view);
         lines = told;
         ok(stw_runtime_close(runtime, deferred ? STW_CLOSE_DEFERRED : 0, 0));
@@ -109,9 +99,8 @@ TEST(the_log_is_silent_after_a_deferred_close)
 
 TEST(deferred_closing_without_views_closes_at_once)
 {
-    machine small = machine_small();
     const int descriptors = descriptors_open();
-    stw_runtime *runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open_as(machine_small());
     ok(stw_runtime_close(runtime, STW_CLOSE_DEFERRED, 0));
     assert_int_equal(descriptors_open(), descriptors);
     fails(stw_runtime_drain(runtime, 0), STW_ERROR_CLOSED, "closed");
@@ -125,20 +114,17 @@ static void *release_view(void *argument)
 
 TEST(the_last_views_may_go_on_many_threads_at_once)
 {
-    machine small = machine_small();
     const int descriptors = descriptors_open();
-    int round;
-    for (round = 0; round < 10; ++round) {
-        stw_runtime *runtime = machine_open(&small);
+    for (int round = 0; round < 10; ++round) {
+        stw_runtime *runtime = machine_open_as(machine_small());
         stw_tensor *tensor = tensor_f32(runtime, "t", 100);
         pthread_t threads[4];
         stw_view views[4];
-        int i;
         tensor_fill_sequence(tensor, 100, 0);
-        for (i = 0; i < 4; ++i) views[i] = view_get(runtime, tensor, STW_READ);
+        for (int i = 0; i < 4; ++i) views[i] = view_get(runtime, tensor, STW_READ);
         ok(stw_runtime_close(runtime, STW_CLOSE_DEFERRED, 0));
-        for (i = 0; i < 4; ++i) pthread_create(&threads[i], NULL, release_view, &views[i]);
-        for (i = 0; i < 4; ++i) pthread_join(threads[i], NULL);
+        for (int i = 0; i < 4; ++i) pthread_create(&threads[i], NULL, release_view, &views[i]);
+        for (int i = 0; i < 4; ++i) pthread_join(threads[i], NULL);
     }
     assert_int_equal(descriptors_open(), descriptors);
 }
@@ -160,14 +146,9 @@ TEST(runtimes_beside_each_other_share_nothing)
 
 TEST(closing_while_an_update_is_pending_waits_for_it)
 {
-    machine small = machine_small();
-    stw_runtime *runtime = machine_open(&small);
-    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
-    stw_optimizer *optimizer = NULL;
-    options.algorithm = STW_OPTIMIZER_ADAMW;
-    ok(stw_optimizer_create(runtime, &options, &optimizer));
-    hyper_usual(optimizer);
+    stw_optimizer *optimizer = optimizer_make(runtime, STW_OPTIMIZER_ADAMW);
     entry.parameter = tensor_f32(runtime, "w", 30 * BLOCK / 4);
     entry.gradient = tensor_f32(runtime, "g", 30 * BLOCK / 4);
     ok(stw_tensor_fill(entry.parameter, 1, NULL));
@@ -200,7 +181,6 @@ TEST(the_log_gets_whole_lines_with_level_and_topic)
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
     stw_runtime *runtime = NULL;
-    stw_tensor *tensor;
     heard here;
     memset(&here, 0, sizeof here);
     pthread_mutex_init(&here.lock, NULL);
@@ -211,7 +191,7 @@ TEST(the_log_gets_whole_lines_with_level_and_topic)
     options.block_bytes = STW_BLOCK_64K, options.log = hear, options.log_user = &here;
     options.log_level = STW_LOG_DEBUG;
     ok(stw_runtime_open(&options, &runtime));
-    tensor = tensor_f32(runtime, "t", 30 * BLOCK / 4);
+    stw_tensor *tensor = tensor_f32(runtime, "t", 30 * BLOCK / 4);
     tensor_fill_sequence(tensor, 30 * BLOCK / 4, 0);
     {
         float *values = malloc(30 * BLOCK);

@@ -14,11 +14,11 @@ enum { SCRATCH_BLOCKS = 320 }; /* 20 MiB: enough for an arena of jemalloc */
 
 static stw_runtime *scratch_open(uint64_t blocks)
 {
-    stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     stw_runtime *runtime;
-    options.block_bytes = BLOCK;
-    options.host_bytes = (blocks + 16) * BLOCK;
-    options.host_scratch_bytes = blocks * BLOCK;
+    stw_runtime_options options = {.struct_size = sizeof options,
+                                   .block_bytes = BLOCK,
+                                   .host_bytes = (blocks + 16) * BLOCK,
+                                   .host_scratch_bytes = blocks * BLOCK};
     ok(stw_runtime_open(&options, &runtime));
     return runtime;
 }
@@ -58,12 +58,11 @@ TEST(scratch_is_part_of_the_host_budget)
     stw_tier_stats stats = tier_stats(runtime, STW_TIER_HOST);
     stw_tensor_spec more = spec_f32("more", 1);
     stw_tensor *refused = NULL;
-    void *pointer;
     assert_int_equal(stats.budget_bytes, (SCRATCH_BLOCKS + 16) * BLOCK);
     assert_int_equal(stats.scratch_bytes, SCRATCH_BLOCKS * BLOCK);
     assert_int_equal(stats.scratch_used_bytes, 0);
     assert_int_equal(stats.used_bytes, SCRATCH_BLOCKS * BLOCK);
-    pointer = piece(runtime, 100000);
+    void *pointer = piece(runtime, 100000);
     stats = tier_stats(runtime, STW_TIER_HOST);
     assert_in_range(stats.scratch_used_bytes, 100000, 125000);
     assert_int_equal(stats.used_bytes, SCRATCH_BLOCKS * BLOCK);
@@ -82,19 +81,17 @@ TEST(scratch_is_part_of_the_host_budget)
 TEST(pieces_are_aligned_and_zero_where_asked)
 {
     stw_runtime *runtime = scratch_open(SCRATCH_BLOCKS);
-    uint64_t align, at;
-    void *any;
-    for (align = 1; align <= BLOCK; align *= 2) {
+    for (uint64_t align = 1; align <= BLOCK; align *= 2) {
         unsigned char *pointer = NULL;
         ok(stw_host_alloc(runtime, 777, align, 0, (void **)&pointer));
         assert_int_equal((uintptr_t)pointer % align, 0);
         memset(pointer, 0xff, 777);
         ok(stw_host_free(runtime, pointer));
         ok(stw_host_alloc(runtime, 777, align, STW_HOST_ZERO, (void **)&pointer));
-        for (at = 0; at < 777; ++at) assert_int_equal(pointer[at], 0);
+        for (uint64_t at = 0; at < 777; ++at) assert_int_equal(pointer[at], 0);
         ok(stw_host_free(runtime, pointer));
     }
-    any = piece(runtime, 1);
+    void *any = piece(runtime, 1);
     assert_int_equal((uintptr_t)any % 64, 0);
     ok(stw_host_free(runtime, any));
     machine_close(runtime);
@@ -134,7 +131,6 @@ TEST(wrong_arguments_are_refused)
 {
     stw_runtime *runtime = scratch_open(SCRATCH_BLOCKS), *without;
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
-    machine wanted = machine_small();
     char *pointer = piece(runtime, 5000), local[64];
     void *out = NULL;
     fails(stw_host_alloc(runtime, 0, 0, 0, &out), STW_ERROR_INVALID, "bytes is 0");
@@ -148,7 +144,7 @@ TEST(wrong_arguments_are_refused)
     ok(stw_host_free(runtime, pointer));
     fails(stw_host_free(runtime, pointer), STW_ERROR_INVALID, "given back before");
     ok(stw_host_free(runtime, NULL));
-    without = machine_open(&wanted);
+    without = machine_open_as(machine_small());
     fails(stw_host_alloc(without, 1, 0, 0, &out), STW_ERROR_UNSUPPORTED, "host_scratch_bytes");
     fails(stw_host_free(without, local), STW_ERROR_INVALID, "without scratch");
     machine_close(without);
@@ -168,10 +164,9 @@ TEST(close_waits_for_the_pieces)
     stw_runtime *runtime = scratch_open(SCRATCH_BLOCKS);
     stw_tensor *tensor = tensor_f32(runtime, "t", 100);
     char *first = piece(runtime, 5000), *second = piece(runtime, 70000);
-    stw_view view;
     void *out = NULL;
     tensor_fill_sequence(tensor, 100, 0);
-    view = view_get(runtime, tensor, STW_READ);
+    stw_view view = view_get(runtime, tensor, STW_READ);
     fails(stw_runtime_close(runtime, 0, 0), STW_ERROR_BUSY, "2 pieces");
     memset(first, 1, 5000);
     ok(stw_runtime_close(runtime, STW_CLOSE_DEFERRED, 0));
@@ -207,8 +202,7 @@ static void *work(void *user)
     worker *mine = user;
     unsigned char *held[HELD] = {0}, marks[HELD] = {0};
     uint64_t bytes[HELD] = {0};
-    int turn;
-    for (turn = 0; turn < TURNS + HELD; ++turn) {
+    for (int turn = 0; turn < TURNS + HELD; ++turn) {
         const int at = turn < TURNS ? (int)(next_random(&mine->seed) % HELD) : turn - TURNS;
         void *pointer = NULL;
         if (held[at]) {
@@ -234,13 +228,12 @@ TEST(threads_take_and_give_side_by_side)
     stw_runtime *runtime = scratch_open(SCRATCH_BLOCKS);
     pthread_t threads[THREADS];
     worker workers[THREADS];
-    int i;
-    for (i = 0; i < THREADS; ++i) {
+    for (int i = 0; i < THREADS; ++i) {
         const worker begin = {runtime, (uint64_t)i + 1, 0, 0};
         workers[i] = begin;
         assert_int_equal(pthread_create(&threads[i], NULL, work, &workers[i]), 0);
     }
-    for (i = 0; i < THREADS; ++i) {
+    for (int i = 0; i < THREADS; ++i) {
         pthread_join(threads[i], NULL);
         assert_int_equal(workers[i].wrong, 0);
         assert_true(workers[i].refused < TURNS / 2);
@@ -255,9 +248,8 @@ TEST(a_forked_child_leaves_the_pieces_alone)
     stw_runtime *runtime = scratch_open(SCRATCH_BLOCKS);
     char *pointer = piece(runtime, 5000);
     int status = 0;
-    pid_t child;
     memset(pointer, 1, 5000);
-    child = fork();
+    pid_t child = fork();
     if (child == 0) {
         void *own = malloc(1 << 20), *out = NULL;
         int good = own != NULL && stw_host_free(runtime, pointer) == STW_ERROR_FORKED &&
@@ -274,8 +266,7 @@ TEST(a_forked_child_leaves_the_pieces_alone)
 
 TEST(runtimes_follow_each_other)
 {
-    int i;
-    for (i = 0; i < 20; ++i) {
+    for (int i = 0; i < 20; ++i) {
         stw_runtime *runtime = scratch_open(SCRATCH_BLOCKS);
         void *large = piece(runtime, 1 << 20);
         memset(large, i, 1 << 20);

@@ -44,9 +44,8 @@ static void bytes_come_back(stw_runtime *runtime)
 TEST(an_nvme_tier_of_a_module_keeps_its_bytes)
 {
     machine wanted = machine_small();
-    stw_runtime *runtime;
     wanted.nvme_driver = module, wanted.nvme_options = "", wanted.nvme_path = "no directory";
-    runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open(&wanted);
     bytes_come_back(runtime);
     report_expect(runtime, "no directory", "\"ram\"");
     machine_close(runtime);
@@ -56,18 +55,15 @@ TEST(a_device_tier_of_a_module_keeps_its_bytes)
 {
     machine wanted = machine_small();
     stw_device_info info = {sizeof info, 0, 0, 0, {0}, {0}};
-    stw_runtime *runtime;
-    stw_tensor *tensor;
     stw_view view;
-    stw_fetch_request request;
     wanted.device_driver = module;
-    runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open(&wanted);
     ok(stw_device_info_get(runtime, 0, &info));
     assert_string_equal(info.driver, "ram");
     /* It says that storage and kernels reach it, and not that it moves blocks. */
     assert_int_equal(info.flags, STW_DEVICE_UNIFIED);
-    tensor = tensor_on_disk(runtime, "on disk", 16384, 3);
-    request = request_of(tensor, STW_READ);
+    stw_tensor *tensor = tensor_on_disk(runtime, "on disk", 16384, 3);
+    stw_fetch_request request = request_of(tensor, STW_READ);
     request.tier = STW_TIER_DEVICE;
     ok(stw_fetch(runtime, NULL, &request, 1, &view));
     assert_float(((const float *)view.pointer)[16383], 3 + 16383);
@@ -82,14 +78,13 @@ TEST(a_module_is_asked_for_the_ordinal_of_the_options)
     stw_device_options devices[2] = {STW_DEVICE_OPTIONS_INIT, STW_DEVICE_OPTIONS_INIT};
     stw_device_info info = {sizeof info, 0, 0, 0, {0}, {0}};
     stw_runtime *runtime = NULL;
-    uint32_t i;
     options.devices = devices, options.device_count = 2;
-    for (i = 0; i < 2; ++i) {
+    for (uint32_t i = 0; i < 2; ++i) {
         devices[i].driver = module, devices[i].budget_bytes = 8 * MIB;
         devices[i].ordinal = (int32_t)(1 - i);
     }
     ok(stw_runtime_open(&options, &runtime));
-    for (i = 0; i < 2; ++i) {
+    for (uint32_t i = 0; i < 2; ++i) {
         ok(stw_device_info_get(runtime, i, &info));
         assert_int_equal(info.ordinal, 1 - i);
     }
@@ -105,10 +100,9 @@ TEST(a_module_is_asked_for_the_ordinal_of_the_options)
 TEST(tiers_of_an_older_module_keep_their_bytes_and_their_budgets)
 {
     machine wanted = machine_small();
-    stw_runtime *runtime;
     wanted.device_driver = older;
     wanted.nvme_driver = older, wanted.nvme_options = "", wanted.nvme_path = "no directory";
-    runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open(&wanted);
     fails(stw_tier_set_budget(runtime, STW_TIER_DEVICE, 0, UINT64_C(1) << 20, 0),
           STW_ERROR_UNSUPPORTED, "the driver 'older' of device 0 cannot give memory back");
     fails(stw_tier_set_budget(runtime, STW_TIER_NVME, 0, UINT64_C(8) << 20, 0),
@@ -143,10 +137,9 @@ TEST(the_fault_driver_wraps_a_module)
 {
     machine wanted = machine_small();
     char options[128];
-    stw_runtime *runtime;
     snprintf(options, sizeof options, "inner=%s;at=read:1:eio", module);
     wanted.nvme_driver = "fault", wanted.nvme_options = options, wanted.errors_expected = 1;
-    runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open(&wanted);
     bytes_come_back(runtime);
     machine_close(runtime);
 }

@@ -22,20 +22,17 @@ static stw_hyper some_hyper(void)
 
 static trainee trainee_open(void)
 {
-    machine small = machine_small();
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
-    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
     stw_hyper hyper = some_hyper();
     trainee made;
-    made.runtime = machine_open(&small);
+    made.runtime = machine_open_as(machine_small());
     made.parameter = tensor_f32(made.runtime, "w", ELEMENTS);
     made.gradient = tensor_f32(made.runtime, "w.grad", ELEMENTS);
     ok(stw_tensor_fill(made.parameter, 0.5, NULL));
     options.algorithm = STW_OPTIMIZER_ADAMW, options.state_dtype = STW_BF16;
     ok(stw_optimizer_create(made.runtime, &options, &made.optimizer));
     ok(stw_optimizer_set_hyper(made.optimizer, 0, &hyper));
-    entry.parameter = made.parameter, entry.gradient = made.gradient;
-    ok(stw_optimizer_add(made.optimizer, &entry, 1));
+    optimizer_add(made.optimizer, made.parameter, made.gradient);
     return made;
 }
 
@@ -67,10 +64,9 @@ static stw_tensor *state_of(trainee *here, const char *name)
 
 static float *as_f32(stw_tensor *tensor)
 {
-    stw_copy_options options = STW_COPY_OPTIONS_INIT;
     float *values = malloc(ELEMENTS * sizeof *values);
     assert_non_null(values);
-    options.dtype = STW_F32;
+    stw_copy_options options = {.struct_size = sizeof options, .dtype = STW_F32};
     ok(stw_tensor_read(tensor, values, &options));
     return values;
 }
@@ -80,8 +76,7 @@ static void expect_mean(stw_tensor *tensor, double wanted, double mean_slack, do
 {
     float *values = as_f32(tensor);
     double sum = 0;
-    uint64_t i;
-    for (i = 0; i < ELEMENTS; ++i) {
+    for (uint64_t i = 0; i < ELEMENTS; ++i) {
         assert_true(fabs((double)values[i] - wanted) <= slack * fabs(wanted));
         sum += (double)values[i];
     }
@@ -95,14 +90,10 @@ TEST(moments_in_bf16_follow_their_formula_in_the_mean)
     const stw_hyper hyper = some_hyper();
     double value = 0.5, first = 0, second = 0;
     trainee here = trainee_open();
-    stw_tensor_info info;
-    int number;
-    memset(&info, 0, sizeof info);
-    info.struct_size = sizeof info;
-    ok(stw_tensor_info_get(state_of(&here, "exp_avg_sq"), &info));
+    stw_tensor_info info = info_of(state_of(&here, "exp_avg_sq"));
     assert_int_equal(info.dtype, STW_BF16);
     assert_int_equal(info.whole_bytes, 2 * ELEMENTS);
-    for (number = 1; number <= STEPS; ++number) {
+    for (int number = 1; number <= STEPS; ++number) {
         const double gradient = gradient_at(number);
         step(&here, number);
         first = hyper.beta1 * first + (1 - hyper.beta1) * gradient;
@@ -121,17 +112,16 @@ TEST(moments_in_bf16_follow_their_formula_in_the_mean)
 TEST(a_run_again_has_the_same_bits)
 {
     float *first[3], *again[3];
-    int run, number, i;
-    for (run = 0; run < 2; ++run) {
+    for (int run = 0; run < 2; ++run) {
         trainee here = trainee_open();
         float **kept = run == 0 ? first : again;
-        for (number = 1; number <= 5; ++number) step(&here, number);
+        for (int number = 1; number <= 5; ++number) step(&here, number);
         kept[0] = as_f32(here.parameter);
         kept[1] = as_f32(state_of(&here, "exp_avg"));
         kept[2] = as_f32(state_of(&here, "exp_avg_sq"));
         trainee_close(&here);
     }
-    for (i = 0; i < 3; ++i) {
+    for (int i = 0; i < 3; ++i) {
         assert_memory_equal(first[i], again[i], ELEMENTS * sizeof(float));
         free(first[i]), free(again[i]);
     }
@@ -150,9 +140,8 @@ TEST(moments_in_bf16_take_half_the_room)
     stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
     stw_custom_update custom;
     stw_optimizer *optimizer = NULL;
-    stw_runtime *runtime;
     small.nvme_blocks = 0, small.host_blocks = 24;
-    runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open(&small);
     entry.parameter = tensor_f32(runtime, "w", 8 * BLOCK / 4);
     entry.gradient = tensor_f32(runtime, "w.grad", 8 * BLOCK / 4);
     options.algorithm = STW_OPTIMIZER_ADAM;

@@ -71,18 +71,16 @@ TEST(a_directory_that_may_not_be_written_is_permission)
 {
     machine wanted = machine_small();
     int status = 0;
-    pid_t child;
     (void)rmdir("open-closed");
     assert_int_equal(mkdir("open-closed", 0555), 0);
     wanted.nvme_path = "open-closed";
-    child = fork();
+    pid_t child = fork();
     if (child == 0) {
         stw_runtime *runtime = NULL;
-        stw_status answer;
         /* Nothing is forbidden to root. */
         if (geteuid() == 0 && seteuid(65534) != 0) _exit(3);
         if (access(".", X_OK) != 0) _exit(4);
-        answer = machine_try_open(&wanted, &runtime);
+        stw_status answer = machine_try_open(&wanted, &runtime);
         _exit(answer == STW_ERROR_PERMISSION && strstr(stw_last_error(), "open-closed") ? 0 : 1);
     }
     assert_true(waitpid(child, &status, 0) == child && WIFEXITED(status));
@@ -99,7 +97,6 @@ TEST(a_tier_in_memory_is_refused_with_the_way_out)
 {
     machine wanted = machine_small();
     struct statfs about;
-    stw_runtime *runtime;
     if (statfs("/dev/shm", &about) != 0 || about.f_type != TMPFS) {
         print_message("/dev/shm is no tmpfs here\n");
         skip();
@@ -109,7 +106,7 @@ TEST(a_tier_in_memory_is_refused_with_the_way_out)
     refused(&wanted, STW_ERROR_UNSUPPORTED, "/dev/shm");
     assert_non_null(strstr(stw_last_error(), "allow_tmpfs=1"));
     wanted.nvme_driver = "posix", wanted.nvme_options = "allow_tmpfs=1";
-    runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open(&wanted);
     machine_close(runtime);
 }
 
@@ -117,13 +114,12 @@ TEST(a_full_disk_is_found_at_open_with_the_numbers)
 {
     machine wanted = machine_small();
     struct statvfs space;
-    stw_error_info info;
     assert_int_equal(statvfs(".", &space), 0);
     wanted.nvme_blocks =
         (uint32_t)(((uint64_t)space.f_bavail * space.f_frsize + 64 * 1024 * MIB) / BLOCK);
     wanted.nvme_options = "allow_tmpfs=0";
     refused(&wanted, STW_ERROR_NO_SPACE, "'.'");
-    info = error_numbers();
+    stw_error_info info = error_numbers();
     assert_true(info.needed_bytes > info.free_bytes);
     assert_true(info.free_bytes > 0);
     wanted = machine_small();
@@ -134,10 +130,9 @@ TEST(a_full_disk_is_found_at_open_with_the_numbers)
 TEST(a_budget_above_the_machines_memory_is_refused)
 {
     machine wanted = machine_small();
-    stw_error_info info;
     wanted.host_blocks = (uint32_t)(16 * 1024 * 1024 * MIB / BLOCK); /* 16 TiB */
     refused(&wanted, STW_ERROR_MEMORY, "16384.0 GiB");
-    info = error_numbers();
+    stw_error_info info = error_numbers();
     assert_int_equal(info.needed_bytes, 16 * 1024 * 1024 * MIB);
     assert_true(info.free_bytes > 0 && info.free_bytes < info.needed_bytes);
     wanted = machine_small();
@@ -159,19 +154,18 @@ static uint64_t mapped_bytes(void)
 TEST(addresses_that_a_limit_refuses_are_told_with_its_numbers)
 {
     machine wanted = machine_small();
-    struct rlimit before, small;
+    struct rlimit before;
     stw_runtime *runtime = NULL;
-    stw_status status;
     if (mapped_bytes() >> 40) {
         print_message("a sanitizer has mapped terabytes: no limit can be set\n");
         skip();
     }
     wanted.host_blocks = (uint32_t)(512 * MIB / BLOCK);
     assert_int_equal(getrlimit(RLIMIT_AS, &before), 0);
-    small = before;
+    struct rlimit small = before;
     small.rlim_cur = mapped_bytes() + 256 * MIB;
     assert_int_equal(setrlimit(RLIMIT_AS, &small), 0);
-    status = machine_try_open(&wanted, &runtime);
+    stw_status status = machine_try_open(&wanted, &runtime);
     assert_int_equal(setrlimit(RLIMIT_AS, &before), 0);
     fails(status, STW_ERROR_MEMORY, "ulimit -v is ");
     assert_non_null(strstr(stw_last_error(), " in use + "));
@@ -185,17 +179,14 @@ TEST(sizes_that_no_machine_has_are_refused_at_once)
 {
     const uint64_t sizes[] = {UINT64_MAX, UINT64_MAX - 2 * MIB, UINT64_C(1) << 63, INT64_MAX,
                               UINT64_C(1) << 46};
-    size_t i;
-    for (i = 0; i < COUNT(sizes); ++i) {
-        stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
-        stw_device_options device = STW_DEVICE_OPTIONS_INIT;
+    for (size_t i = 0; i < COUNT(sizes); ++i) {
         stw_runtime *runtime = NULL;
         char words[80];
-        options.host_bytes = sizes[i];
+        stw_runtime_options options = {.struct_size = sizeof options, .host_bytes = sizes[i]};
         sprintf(words, "options.host_bytes is %llu bytes", (unsigned long long)sizes[i]);
         fails(stw_runtime_open(&options, &runtime), STW_ERROR_MEMORY, words);
         options.host_bytes = 64 * MIB;
-        device.budget_bytes = sizes[i];
+        stw_device_options device = {.struct_size = sizeof device, .budget_bytes = sizes[i]};
         options.devices = &device, options.device_count = 1;
         sprintf(words, "devices[0].budget_bytes is %llu bytes", (unsigned long long)sizes[i]);
         fails(stw_runtime_open(&options, &runtime), STW_ERROR_MEMORY, words);
@@ -205,15 +196,13 @@ TEST(sizes_that_no_machine_has_are_refused_at_once)
 
 TEST(a_budget_of_less_than_a_block_is_refused)
 {
-    stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
-    stw_device_options device = STW_DEVICE_OPTIONS_INIT;
     stw_runtime *runtime = NULL;
-    options.block_bytes = BLOCK;
-    options.host_bytes = 64;
+    stw_runtime_options options = {
+        .struct_size = sizeof options, .block_bytes = BLOCK, .host_bytes = 64};
     fails(stw_runtime_open(&options, &runtime), STW_ERROR_INVALID,
           "options.host_bytes is 64 bytes, less than one block of ");
     options.host_bytes = 64 * MIB;
-    device.budget_bytes = BLOCK - 1;
+    stw_device_options device = {.struct_size = sizeof device, .budget_bytes = BLOCK - 1};
     options.devices = &device, options.device_count = 1;
     fails(stw_runtime_open(&options, &runtime), STW_ERROR_INVALID,
           "options.devices[0].budget_bytes is ");
@@ -325,11 +314,10 @@ TEST(the_second_directory_failing_closes_the_first)
 TEST(the_store_has_no_name_in_its_directory)
 {
     machine wanted = machine_small();
-    stw_runtime *runtime;
     (void)rmdir("open-store");
     assert_int_equal(mkdir("open-store", 0700), 0);
     wanted.nvme_path = "open-store";
-    runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open(&wanted);
     assert_int_equal(entries_in("open-store"), 0);
     machine_close(runtime);
     assert_int_equal(rmdir("open-store"), 0);
@@ -353,11 +341,9 @@ static int pages_open(void)
 TEST(a_page_of_statistics_is_there_while_a_runtime_is_open)
 {
     machine wanted = machine_small();
-    stw_runtime *first;
-    stw_runtime *second;
     assert_int_equal(pages_open(), 0);
-    first = machine_open(&wanted);
-    second = machine_open(&wanted);
+    stw_runtime *first = machine_open(&wanted);
+    stw_runtime *second = machine_open(&wanted);
     assert_int_equal(pages_open(), 2);
     machine_close(second);
     machine_close(first);
@@ -370,13 +356,12 @@ TEST(a_page_that_cannot_be_made_is_a_warning)
     machine wanted = machine_small();
     const struct rlimit none = {1024, RLIM_INFINITY};
     struct rlimit before;
-    stw_runtime *runtime;
     wanted.nvme_blocks = 0;
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
     signal(SIGXFSZ, SIG_IGN); /* then the file that grows too large is an error of the call */
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &none), 0);
     log_reset();
-    runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open(&wanted);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
     signal(SIGXFSZ, SIG_DFL);
     assert_int_equal(times_logged("There is no statistics page for 'stepwell top'"), 1);

@@ -15,15 +15,13 @@ static stw_operation *ask(stw_runtime *runtime, stw_tensor *tensor, uint32_t acc
 
 TEST(an_operation_is_waited_for_collected_once_and_freed)
 {
-    machine small = machine_small();
-    stw_runtime *runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *tensor = tensor_f32(runtime, "t", 5 * BLOCK / 4);
-    stw_operation *operation;
     stw_view views[2];
     tensor_fill_sequence(tensor, 5 * BLOCK / 4, 0);
     ok(stw_evict(runtime, NULL, 0, STW_TIER_DEVICE, 0, 0));
     ok(stw_evict(runtime, NULL, 0, STW_TIER_HOST, 0, 0));
-    operation = ask(runtime, tensor, STW_READ);
+    stw_operation *operation = ask(runtime, tensor, STW_READ);
     ok(status_of(operation));
     ok(stw_operation_poll(operation));
     fails(stw_fetch_collect(operation, STW_STREAM_HOST, views, 2), STW_ERROR_INVALID,
@@ -42,48 +40,42 @@ TEST(an_operation_is_waited_for_collected_once_and_freed)
 
 TEST(freeing_what_was_not_collected_gives_its_pins_back)
 {
-    machine small = machine_small();
-    stw_runtime *runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *tensor = tensor_f32(runtime, "t", 6 * BLOCK / 4);
-    stw_tier_stats stats = STW_TIER_STATS_INIT;
-    stw_operation *operation;
-    stw_view view;
-    uint32_t access;
-    for (access = STW_READ; access <= STW_REDUCE; ++access) {
+    stw_tier_stats stats;
+    for (uint32_t access = STW_READ; access <= STW_REDUCE; ++access) {
         tensor_fill_sequence(tensor, 6 * BLOCK / 4, 0);
-        operation = ask(runtime, tensor, access);
+        stw_operation *operation = ask(runtime, tensor, access);
         if (access != STW_REDUCE) {
             ok(status_of(operation));
             fails(stw_tensor_destroy(&tensor, 1), STW_ERROR_BUSY, "'t'");
         }
         ok(stw_operation_free(operation));
         ok(stw_runtime_drain(runtime, 0));
-        ok(stw_tier_stats_get(runtime, STW_TIER_DEVICE, 0, &stats));
+        stats = tier_stats(runtime, STW_TIER_DEVICE);
         assert_int_equal(stats.pinned_bytes, 0);
         if (access != STW_WRITE) tensor_expect_sequence(tensor, 6 * BLOCK / 4, 0);
-        view = view_get(runtime, tensor, STW_WRITE);
+        stw_view view = view_get(runtime, tensor, STW_WRITE);
         view_put(&view);
     }
     ok(stw_tensor_destroy(&tensor, 1));
-    ok(stw_tier_stats_get(runtime, STW_TIER_DEVICE, 0, &stats));
+    stats = tier_stats(runtime, STW_TIER_DEVICE);
     assert_int_equal(stats.tensors, 0);
     machine_close(runtime);
 }
 
 TEST(a_waiting_operation_can_be_cancelled)
 {
-    machine small = machine_small();
-    stw_runtime *runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *held = tensor_f32(runtime, "held", 6 * BLOCK / 4);
     stw_tensor *wanted = tensor_f32(runtime, "wanted", 6 * BLOCK / 4);
-    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     stw_fetch_request request = request_of(wanted, STW_READ);
     stw_operation *operation = NULL;
-    stw_view view, none;
+    stw_view none;
     tensor_fill_sequence(held, 6 * BLOCK / 4, 0);
     tensor_fill_sequence(wanted, 6 * BLOCK / 4, 0);
-    view = view_get(runtime, held, STW_READ);
-    options.flags = STW_FETCH_WAIT_ROOM;
+    stw_view view = view_get(runtime, held, STW_READ);
+    stw_fetch_options options = {.struct_size = sizeof options, .flags = STW_FETCH_WAIT_ROOM};
     ok(stw_fetch_async(runtime, &options, &request, 1, &operation));
     /* Who comes back by himself may release meanwhile; who waits for the answer alone cannot. */
     assert_int_equal(stw_operation_wait(operation, MILLISECOND_NS), STW_PENDING);
@@ -105,15 +97,12 @@ TEST(a_waiting_operation_can_be_cancelled)
 
 TEST(a_sum_into_contents_gets_its_buffer_before_anybody_asks)
 {
-    machine small = machine_small();
-    stw_runtime *runtime = machine_open(&small);
-    stw_tier_stats stats = STW_TIER_STATS_INIT;
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *gradient = tensor_f32(runtime, "gradient", BLOCK / 4);
-    stw_operation *operation;
     tensor_fill_sequence(gradient, BLOCK / 4, 0);
-    operation = ask(runtime, gradient, STW_REDUCE);
+    stw_operation *operation = ask(runtime, gradient, STW_REDUCE);
     ok(stw_runtime_drain(runtime, 0));
-    ok(stw_tier_stats_get(runtime, STW_TIER_DEVICE, 0, &stats));
+    stw_tier_stats stats = tier_stats(runtime, STW_TIER_DEVICE);
     assert_int_equal(stats.pinned_bytes, BLOCK);
     ok(stw_operation_poll(operation));
     ok(stw_operation_free(operation));
@@ -123,8 +112,7 @@ TEST(a_sum_into_contents_gets_its_buffer_before_anybody_asks)
 
 TEST(a_failed_fetch_says_why_when_asked)
 {
-    machine small = machine_small();
-    stw_runtime *runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *blank = tensor_f32(runtime, "blank", 100);
     stw_operation *operation = ask(runtime, blank, STW_READ);
     stw_view view;
@@ -137,23 +125,19 @@ TEST(a_failed_fetch_says_why_when_asked)
 TEST(operations_max_is_a_limit_and_open_ones_keep_the_runtime)
 {
     machine small = machine_small();
-    stw_runtime *runtime;
-    stw_tensor *tensor;
-    stw_fetch_request request;
     stw_operation *operations[3], *more = NULL;
-    int i, round;
     small.operations_max = 3;
-    runtime = machine_open(&small);
-    tensor = tensor_f32(runtime, "t", 100);
+    stw_runtime *runtime = machine_open(&small);
+    stw_tensor *tensor = tensor_f32(runtime, "t", 100);
     tensor_fill_sequence(tensor, 100, 0);
-    for (round = 0; round < 5; ++round) {
-        for (i = 0; i < 3; ++i) operations[i] = ask(runtime, tensor, STW_READ);
-        request = request_of(tensor, STW_READ);
+    for (int round = 0; round < 5; ++round) {
+        for (int i = 0; i < 3; ++i) operations[i] = ask(runtime, tensor, STW_READ);
+        stw_fetch_request request = request_of(tensor, STW_READ);
         fails(stw_fetch_async(runtime, NULL, &request, 1, &more), STW_ERROR_LIMIT, "3 operations");
         assert_null(more);
         fails(stw_runtime_close(runtime, 0, 0), STW_ERROR_BUSY, "3 operations");
         fails(stw_runtime_close(runtime, STW_CLOSE_DEFERRED, 0), STW_ERROR_BUSY, "3 operations");
-        for (i = 0; i < 3; ++i) ok(stw_operation_free(operations[i]));
+        for (int i = 0; i < 3; ++i) ok(stw_operation_free(operations[i]));
     }
     machine_close(runtime);
 }
@@ -161,22 +145,19 @@ TEST(operations_max_is_a_limit_and_open_ones_keep_the_runtime)
 TEST(views_max_is_a_limit_with_its_number)
 {
     machine small = machine_small();
-    stw_runtime *runtime;
-    stw_tensor *tensor;
     stw_fetch_request requests[5];
     stw_view views[5], more;
-    int i, round;
     small.views_max = 4;
-    runtime = machine_open(&small);
-    tensor = tensor_f32(runtime, "t", 100);
+    stw_runtime *runtime = machine_open(&small);
+    stw_tensor *tensor = tensor_f32(runtime, "t", 100);
     tensor_fill_sequence(tensor, 100, 0);
-    for (round = 0; round < 10; ++round) {
-        for (i = 0; i < 4; ++i) views[i] = view_get(runtime, tensor, STW_READ);
+    for (int round = 0; round < 10; ++round) {
+        for (int i = 0; i < 4; ++i) views[i] = view_get(runtime, tensor, STW_READ);
         requests[0] = request_of(tensor, STW_READ);
         fails(stw_fetch(runtime, NULL, requests, 1, &more), STW_ERROR_LIMIT, "4 views are open");
         fails(stw_view_share(&views[0], &more), STW_ERROR_LIMIT, "4 views are open");
         ok(stw_release(views, 4, STW_STREAM_HOST, 0));
-        for (i = 0; i < 5; ++i) requests[i] = request_of(tensor, STW_READ);
+        for (int i = 0; i < 5; ++i) requests[i] = request_of(tensor, STW_READ);
         fails(stw_fetch(runtime, NULL, requests, 5, views), STW_ERROR_LIMIT, "views_max");
         ok(stw_fetch(runtime, NULL, requests, 4, views));
         ok(stw_release(views, 4, STW_STREAM_HOST, 0));

@@ -20,7 +20,6 @@ typedef struct trainee {
 static trainee trainee_make(stw_runtime *runtime, uint32_t dtype, uint32_t flags)
 {
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
-    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
     stw_hyper hyper = STW_HYPER_INIT;
     stw_tensor_spec spec = spec_f32("w", ELEMENTS);
     trainee made;
@@ -34,8 +33,7 @@ static trainee trainee_make(stw_runtime *runtime, uint32_t dtype, uint32_t flags
     ok(stw_optimizer_create(runtime, &options, &made.optimizer));
     hyper.lr = 1;
     ok(stw_optimizer_set_hyper(made.optimizer, 0, &hyper));
-    entry.parameter = made.parameter, entry.gradient = made.gradient;
-    ok(stw_optimizer_add(made.optimizer, &entry, 1));
+    optimizer_add(made.optimizer, made.parameter, made.gradient);
     return made;
 }
 
@@ -48,11 +46,9 @@ static void step_by(trainee *here, double gradient)
 static void expect_all(stw_tensor *tensor, float wanted)
 {
     static float values[ELEMENTS];
-    stw_copy_options as_f32 = STW_COPY_OPTIONS_INIT;
-    int i;
-    as_f32.dtype = STW_F32;
+    stw_copy_options as_f32 = {.struct_size = sizeof as_f32, .dtype = STW_F32};
     ok(stw_tensor_read(tensor, values, &as_f32));
-    for (i = 0; i < ELEMENTS; ++i) {
+    for (int i = 0; i < ELEMENTS; ++i) {
         if (values[i] != wanted) fail_msg("element %d is %g, not %g", i, values[i], wanted);
     }
 }
@@ -67,16 +63,14 @@ static stw_tensor *master_of(trainee *here)
 static void write_half(trainee *here, uint16_t bits)
 {
     static uint16_t values[ELEMENTS];
-    int i;
-    for (i = 0; i < ELEMENTS; ++i) values[i] = bits;
+    for (int i = 0; i < ELEMENTS; ++i) values[i] = bits;
     ok(stw_tensor_write(here->parameter, values, NULL));
 }
 
 static void write_view(trainee *here, uint32_t access, uint16_t bits)
 {
     stw_view view = view_get(here->runtime, here->parameter, access);
-    int i;
-    for (i = 0; i < ELEMENTS; ++i) ((uint16_t *)view.pointer)[i] = bits;
+    for (int i = 0; i < ELEMENTS; ++i) ((uint16_t *)view.pointer)[i] = bits;
     view_put(&view);
 }
 
@@ -90,8 +84,7 @@ TEST(what_is_written_to_a_parameter_is_updated_next)
         {STW_BF16, 0x40a0},
         {STW_F16, 0x4500},
     };
-    size_t i;
-    for (i = 0; i < COUNT(halves); ++i) {
+    for (size_t i = 0; i < COUNT(halves); ++i) {
         stw_runtime *runtime = machine_open(*state);
         trainee here = trainee_make(runtime, halves[i].dtype, 0);
         ok(stw_tensor_fill(here.parameter, 1, NULL));
@@ -124,9 +117,8 @@ TEST(steps_without_a_write_keep_the_masters_bits)
 {
     stw_runtime *runtime = machine_open(*state);
     trainee here = trainee_make(runtime, STW_BF16, 0);
-    int i;
     ok(stw_tensor_fill(here.parameter, 256, NULL));
-    for (i = 0; i < 8; ++i) step_by(&here, 0.25);
+    for (int i = 0; i < 8; ++i) step_by(&here, 0.25);
     expect_all(master_of(&here), 254);
     expect_all(here.parameter, 254);
     machine_close(runtime);
@@ -150,16 +142,13 @@ TEST(a_master_that_was_written_as_well_counts)
 TEST(writes_around_a_commit_are_not_undone)
 {
     machine stored = *(machine *)*state;
-    stw_runtime *runtime;
-    trainee here;
     float wanted = 5;
-    int round;
     if (stored.nvme_blocks == 0) return; /* nothing to commit to */
     stored.store_name = "inputs";
-    for (round = 0; round < 3; ++round) {
+    for (int round = 0; round < 3; ++round) {
         stored.flags = round > 0 ? STW_RUNTIME_RESUME : STW_RUNTIME_OVERWRITE;
-        runtime = machine_open(&stored);
-        here = trainee_make(runtime, STW_BF16, STW_OPTIMIZER_DURABLE);
+        stw_runtime *runtime = machine_open(&stored);
+        trainee here = trainee_make(runtime, STW_BF16, STW_OPTIMIZER_DURABLE);
         if (round == 0) {
             ok(stw_tensor_fill(here.parameter, 1, NULL));
             step_by(&here, 0);
@@ -180,15 +169,12 @@ TEST(writes_around_a_commit_are_not_undone)
 TEST(a_resume_without_a_write_keeps_the_masters_bits)
 {
     machine stored = *(machine *)*state;
-    stw_runtime *runtime;
-    trainee here;
-    int round;
     if (stored.nvme_blocks == 0) return; /* nothing to commit to */
     stored.store_name = "masters";
-    for (round = 0; round < 8; ++round) {
+    for (int round = 0; round < 8; ++round) {
         stored.flags = round > 0 ? STW_RUNTIME_RESUME : STW_RUNTIME_OVERWRITE;
-        runtime = machine_open(&stored);
-        here = trainee_make(runtime, STW_BF16, STW_OPTIMIZER_DURABLE);
+        stw_runtime *runtime = machine_open(&stored);
+        trainee here = trainee_make(runtime, STW_BF16, STW_OPTIMIZER_DURABLE);
         if (round == 0) ok(stw_tensor_fill(here.parameter, 256, NULL));
         step_by(&here, 0.25);
         expect_all(master_of(&here), 256 - 0.25F * (float)(round + 1));
@@ -251,8 +237,7 @@ TEST(numbers_that_make_no_sense_are_refused_with_their_value)
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
     stw_optimizer *optimizer;
     stw_hyper hyper = STW_HYPER_INIT;
-    size_t i;
-    for (i = 0; i < COUNT(cases); ++i) {
+    for (size_t i = 0; i < COUNT(cases); ++i) {
         stw_hyper wrong = STW_HYPER_INIT;
         options.algorithm = cases[i].algorithm;
         memcpy((char *)&wrong + cases[i].at, &cases[i].value, sizeof cases[i].value);
@@ -271,10 +256,9 @@ TEST(steps_look_at_their_numbers)
     stw_runtime *runtime = machine_open(*state);
     trainee here = trainee_make(runtime, STW_F32, 0);
     static const double wrong[] = {NAN, -1};
-    size_t i;
     ok(stw_tensor_fill(here.parameter, 8, NULL));
     ok(stw_tensor_fill(here.gradient, 1, NULL));
-    for (i = 0; i < COUNT(wrong); ++i) {
+    for (size_t i = 0; i < COUNT(wrong); ++i) {
         stw_update_options clip = STW_UPDATE_OPTIONS_INIT, norm = clip, scale = clip;
         clip.clip_norm = norm.norm_type = scale.gradient_scale = wrong[i];
         fails(stw_optimizer_step(here.optimizer, &clip, NULL), STW_ERROR_INVALID, "");
@@ -316,9 +300,8 @@ TEST(what_an_optimizer_holds_is_not_reshaped)
     trainee here = trainee_make(runtime, STW_BF16, 0);
     stw_tensor *held[3];
     const uint64_t fewer = ELEMENTS / 2;
-    int i;
     held[0] = here.parameter, held[1] = here.gradient, held[2] = master_of(&here);
-    for (i = 0; i < 3; ++i) {
+    for (int i = 0; i < 3; ++i) {
         fails(stw_tensor_reshape(held[i], &fewer, 1), STW_ERROR_BUSY, "belongs to optimizer 'opt'");
     }
     ok(stw_optimizer_destroy(here.optimizer));
@@ -331,11 +314,9 @@ TEST(a_wait_for_an_update_says_who_is_in_the_way)
 {
     stw_runtime *runtime = machine_open(*state);
     trainee here = trainee_make(runtime, STW_F32, 0);
-    stw_fetch_request reads = request_of(here.parameter, STW_READ);
     stw_update_options waits = STW_UPDATE_OPTIONS_INIT;
-    stw_view view;
     ok(stw_tensor_fill(here.parameter, 8, NULL));
-    ok(stw_fetch(runtime, NULL, &reads, 1, &view));
+    stw_view view = view_get(runtime, here.parameter, STW_READ);
     step_by(&here, 1);
     fails(stw_runtime_drain(runtime, 50 * MILLISECOND_NS), STW_ERROR_TIMEOUT,
           "tensor 'w': 1 views to read it are open");
@@ -357,7 +338,6 @@ TEST(steps_leave_what_is_frozen_as_it_is)
     stw_fetch_request writes = request_of(here.parameter, STW_READ_WRITE);
     stw_update_options only = STW_UPDATE_OPTIONS_INIT;
     stw_update_result result = STW_UPDATE_RESULT_INIT;
-    stw_tensor_info info = {.struct_size = sizeof info};
     stw_view view;
     uint64_t count = 0;
     ok(stw_tensor_fill(here.parameter, 8, NULL));
@@ -367,7 +347,7 @@ TEST(steps_leave_what_is_frozen_as_it_is)
     ok(stw_optimizer_step(here.optimizer, NULL, &result));
     assert_int_equal(result.updated, 0);
     expect_all(here.parameter, 7);
-    ok(stw_tensor_info_get(here.parameter, &info));
+    stw_tensor_info info = info_of(here.parameter);
     assert_int_equal(info.frozen, 1);
     ok(stw_optimizer_get_count(here.optimizer, here.parameter, &count));
     assert_int_equal(count, 1);
@@ -380,7 +360,7 @@ TEST(steps_leave_what_is_frozen_as_it_is)
     ok(stw_optimizer_step(here.optimizer, &only, &result)); /* of the gradient that was there */
     assert_int_equal(result.updated, 1);
     expect_all(here.parameter, 6);
-    ok(stw_tensor_info_get(here.parameter, &info));
+    info = info_of(here.parameter);
     assert_int_equal(info.frozen, 0);
     machine_close(runtime);
 }
@@ -434,14 +414,13 @@ TEST(an_empty_tensor_is_fetched_and_trained)
     stw_update_options only = STW_UPDATE_OPTIONS_INIT;
     stw_update_result result = STW_UPDATE_RESULT_INIT;
     stw_tensor_spec spec = spec_f32("nothing", 8);
-    stw_fetch_request request;
     stw_view view;
     uint64_t count = 1;
     spec.dimensions = 2, spec.shape[1] = 0;
     entry.parameter = tensor_make(runtime, &spec);
     spec.name = "nothing.grad", spec.role = STW_ROLE_GRAD;
     entry.gradient = tensor_make(runtime, &spec);
-    request = request_of(entry.parameter, STW_READ);
+    stw_fetch_request request = request_of(entry.parameter, STW_READ);
     ok(stw_fetch(runtime, NULL, &request, 1, &view));
     assert_int_equal(view.element_count, 0);
     view_put(&view);
@@ -469,9 +448,8 @@ TEST(an_empty_tensor_is_fetched_and_trained)
 
 static void all_are_two(int32_t n, const float *values, float *roots, int64_t mode)
 {
-    int32_t i;
     (void)values;
-    for (i = 0; i < n; ++i) roots[i] = mode == 22 ? 2.0F : 0.0F;
+    for (int32_t i = 0; i < n; ++i) roots[i] = mode == 22 ? 2.0F : 0.0F;
 }
 
 static stw_status update_nothing(void *user, const stw_update_chunk *chunk)
@@ -529,12 +507,11 @@ TEST(sums_and_fetches_look_at_their_numbers)
 {
     stw_runtime *runtime = machine_open(*state);
     stw_tensor *tensor = tensor_f32(runtime, "g", 10);
-    stw_reduce_options sum = STW_REDUCE_OPTIONS_INIT;
     stw_fetch_request request;
     stw_view view;
     float local[10] = {0};
     ok(stw_tensor_fill(tensor, 1, NULL));
-    sum.scale = (double)NAN;
+    stw_reduce_options sum = {.struct_size = sizeof sum, .scale = (double)NAN};
     fails(stw_reduce(tensor, local, &sum), STW_ERROR_INVALID, "options.scale is");
     request = request_of(tensor, STW_READ), request.tier = STW_TIER_DEFAULT, request.device = 99;
     fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_INVALID, "device 99");

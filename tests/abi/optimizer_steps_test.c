@@ -16,22 +16,16 @@ typedef struct model {
 
 static model model_make(stw_runtime *runtime)
 {
-    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
     model made = {.runtime = runtime};
-    int i;
-    options.algorithm = STW_OPTIMIZER_ADAMW;
-    ok(stw_optimizer_create(runtime, &options, &made.optimizer));
-    hyper_usual(made.optimizer);
-    for (i = 0; i < PARAMETERS; ++i) {
-        stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+    made.optimizer = optimizer_make(runtime, STW_OPTIMIZER_ADAMW);
+    for (int i = 0; i < PARAMETERS; ++i) {
         char name[16];
         snprintf(name, sizeof name, "w%d", i);
         made.parameters[i] = tensor_f32(runtime, name, ELEMENTS);
         snprintf(name, sizeof name, "g%d", i);
         made.gradients[i] = tensor_f32(runtime, name, ELEMENTS);
         tensor_fill_sequence(made.parameters[i], ELEMENTS, (float)i);
-        entry.parameter = made.parameters[i], entry.gradient = made.gradients[i];
-        ok(stw_optimizer_add(made.optimizer, &entry, 1));
+        optimizer_add(made.optimizer, made.parameters[i], made.gradients[i]);
     }
     return made;
 }
@@ -58,8 +52,7 @@ static stw_tensor *moment_of(model *here, int parameter)
 
 static void read_all(model *here, float (*values)[ELEMENTS])
 {
-    int i;
-    for (i = 0; i < PARAMETERS; ++i) ok(stw_tensor_read(here->parameters[i], values[i], NULL));
+    for (int i = 0; i < PARAMETERS; ++i) ok(stw_tensor_read(here->parameters[i], values[i], NULL));
 }
 
 /* For its own update alone. */
@@ -71,12 +64,10 @@ static void tensor_wait(stw_tensor *tensor)
 
 static int is_held(model *here, int parameter)
 {
-    stw_fetch_options tries = STW_FETCH_OPTIONS_INIT;
     stw_fetch_request reads = request_of(here->parameters[parameter], STW_READ);
     stw_view view;
-    stw_status status;
-    tries.flags = STW_FETCH_TRY;
-    status = stw_fetch(here->runtime, &tries, &reads, 1, &view);
+    stw_fetch_options tries = {.struct_size = sizeof tries, .flags = STW_FETCH_TRY};
+    stw_status status = stw_fetch(here->runtime, &tries, &reads, 1, &view);
     if (status == STW_OK) view_put(&view);
     return status == STW_ERROR_BUSY;
 }
@@ -86,18 +77,17 @@ TEST(a_step_returns_while_that_of_another_parameter_is_under_way)
 {
     static float serial[PARAMETERS][ELEMENTS], beside[PARAMETERS][ELEMENTS];
     stw_update_result result = STW_UPDATE_RESULT_INIT;
-    int round, i;
     stw_runtime *runtime = machine_open(*state);
     model here = model_make(runtime);
-    for (round = 0; round < ROUNDS; ++round)
-        for (i = 0; i < PARAMETERS; ++i) step_one(&here, round, i, STW_UPDATE_WAIT);
+    for (int round = 0; round < ROUNDS; ++round)
+        for (int i = 0; i < PARAMETERS; ++i) step_one(&here, round, i, STW_UPDATE_WAIT);
     read_all(&here, serial);
     machine_close(runtime);
     runtime = machine_open(*state);
     here = model_make(runtime);
-    for (round = 0; round < ROUNDS; ++round) {
+    for (int round = 0; round < ROUNDS; ++round) {
         stw_view held = view_get(runtime, moment_of(&here, 0), STW_READ);
-        for (i = 0; i < PARAMETERS; ++i) step_one(&here, round, i, 0);
+        for (int i = 0; i < PARAMETERS; ++i) step_one(&here, round, i, 0);
         tensor_wait(here.parameters[2]);
         assert_true(is_held(&here, 0));
         fails(stw_optimizer_destroy(here.optimizer), STW_ERROR_BUSY, "a step under way");

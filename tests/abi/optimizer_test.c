@@ -25,14 +25,10 @@ static float gradient_at(int step, uint64_t element)
 
 static trainee trainee_open(uint32_t algorithm, uint32_t dtype, const stw_hyper *hyper)
 {
-    machine small = machine_small();
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
-    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
-    stw_copy_options as_f32 = STW_COPY_OPTIONS_INIT;
     stw_tensor_spec spec = spec_f32("w", ELEMENTS);
     trainee made;
-    uint64_t i;
-    made.runtime = machine_open(&small);
+    made.runtime = machine_open_as(machine_small());
     spec.dtype = dtype;
     made.parameter = tensor_make(made.runtime, &spec);
     spec.name = "w.grad", spec.role = STW_ROLE_GRAD, spec.dtype = STW_F32;
@@ -42,16 +38,16 @@ static trainee trainee_open(uint32_t algorithm, uint32_t dtype, const stw_hyper 
     made.second = calloc(ELEMENTS, sizeof(double));
     made.scratch = calloc(ELEMENTS, sizeof(float));
     assert_true(made.values && made.first && made.second && made.scratch);
-    for (i = 0; i < ELEMENTS; ++i) made.scratch[i] = (float)(i % 251) / 64 - 2; /* exact in bf16 */
-    for (i = 0; i < ELEMENTS; ++i) made.values[i] = (double)made.scratch[i];
-    as_f32.dtype = STW_F32;
+    for (uint64_t i = 0; i < ELEMENTS; ++i)
+        made.scratch[i] = (float)(i % 251) / 64 - 2; /* exact in bf16 */
+    for (uint64_t i = 0; i < ELEMENTS; ++i) made.values[i] = (double)made.scratch[i];
+    stw_copy_options as_f32 = {.struct_size = sizeof as_f32, .dtype = STW_F32};
     ok(stw_tensor_write(made.parameter, made.scratch, &as_f32));
     options.algorithm = algorithm, options.name = "opt";
     ok(stw_optimizer_create(made.runtime, &options, &made.optimizer));
     hyper_usual(made.optimizer);
     if (hyper) ok(stw_optimizer_set_hyper(made.optimizer, 0, hyper));
-    entry.parameter = made.parameter, entry.gradient = made.gradient;
-    ok(stw_optimizer_add(made.optimizer, &entry, 1));
+    optimizer_add(made.optimizer, made.parameter, made.gradient);
     return made;
 }
 
@@ -65,18 +61,16 @@ static void trainee_close(trainee *here)
 
 static void give_gradient(trainee *here, int step)
 {
-    uint64_t i;
     stw_view view = view_get(here->runtime, here->gradient, STW_REDUCE);
-    for (i = 0; i < ELEMENTS; ++i) ((float *)view.pointer)[i] += gradient_at(step, i);
+    for (uint64_t i = 0; i < ELEMENTS; ++i) ((float *)view.pointer)[i] += gradient_at(step, i);
     view_put(&view);
 }
 
 /* Relative to the size of the values, which are a few units. */
 static void expect_reference(trainee *here, stw_tensor *tensor, const double *wanted, double slack)
 {
-    uint64_t i;
     ok(stw_tensor_read(tensor, here->scratch, NULL));
-    for (i = 0; i < ELEMENTS; ++i) {
+    for (uint64_t i = 0; i < ELEMENTS; ++i) {
         const double off = fabs((double)here->scratch[i] - wanted[i]);
         if (off <= slack * (1 + fabs(wanted[i]))) continue;
         fail_msg("element %d is %.9g, the reference %.9g", (int)i, (double)here->scratch[i],
@@ -88,8 +82,7 @@ static void adam_reference(trainee *here, int step, const stw_hyper *hyper, int 
 {
     const double correction1 = 1 - pow(hyper->beta1, step);
     const double correction2 = 1 - pow(hyper->beta2, step);
-    uint64_t i;
-    for (i = 0; i < ELEMENTS; ++i) {
+    for (uint64_t i = 0; i < ELEMENTS; ++i) {
         double gradient = (double)gradient_at(step, i);
         if (decoupled)
             here->values[i] -= hyper->lr * hyper->weight_decay * here->values[i];
@@ -106,13 +99,11 @@ static void adam_as(uint32_t algorithm, uint32_t dtype)
 {
     stw_hyper hyper = STW_HYPER_INIT;
     stw_tensor *state = NULL;
-    trainee here;
     uint64_t count = 0;
-    int step;
     /* A large epsilon: where gradient and decay nearly cancel, Adam amplifies rounding. */
     hyper.lr = 0.01, hyper.weight_decay = 0.1, hyper.eps = 1e-3;
-    here = trainee_open(algorithm, dtype, &hyper);
-    for (step = 1; step <= STEPS; ++step) {
+    trainee here = trainee_open(algorithm, dtype, &hyper);
+    for (int step = 1; step <= STEPS; ++step) {
         give_gradient(&here, step);
         ok(stw_optimizer_step(here.optimizer, NULL, NULL));
         adam_reference(&here, step, &hyper, algorithm == STW_OPTIMIZER_ADAMW);
@@ -127,13 +118,11 @@ static void adam_as(uint32_t algorithm, uint32_t dtype)
     ok(stw_optimizer_state(here.optimizer, here.parameter, "exp_avg_sq", &state));
     expect_reference(&here, state, here.second, 1e-5);
     if (dtype != STW_F32) {
-        stw_copy_options as_f32 = STW_COPY_OPTIONS_INIT;
-        uint64_t i;
         ok(stw_optimizer_state(here.optimizer, here.parameter, "master", &state));
         expect_reference(&here, state, here.values, 1e-5);
-        as_f32.dtype = STW_F32;
+        stw_copy_options as_f32 = {.struct_size = sizeof as_f32, .dtype = STW_F32};
         ok(stw_tensor_read(here.parameter, here.scratch, &as_f32));
-        for (i = 0; i < ELEMENTS; ++i) {
+        for (uint64_t i = 0; i < ELEMENTS; ++i) {
             assert_true(fabs((double)here.scratch[i] - here.values[i]) <=
                         fabs(here.values[i]) / 128 + 1e-5);
         }
@@ -198,13 +187,12 @@ static void follows(uint32_t algorithm, const stw_hyper *hyper, element_rule *ru
 {
     trainee here = trainee_open(algorithm, STW_F32, hyper);
     stw_tensor *tensor = NULL;
-    uint64_t i;
-    int step;
-    for (step = 1; step <= STEPS; ++step) {
+    for (int step = 1; step <= STEPS; ++step) {
         const int number = 1 + (step - 1) * stride;
         give_gradient(&here, number);
         ok(stw_optimizer_step(here.optimizer, NULL, NULL));
-        for (i = 0; i < ELEMENTS; ++i) rule(&here, hyper, step, i, (double)gradient_at(number, i));
+        for (uint64_t i = 0; i < ELEMENTS; ++i)
+            rule(&here, hyper, step, i, (double)gradient_at(number, i));
         expect_reference(&here, here.parameter, here.values, 1e-5);
     }
     ok(stw_optimizer_state(here.optimizer, here.parameter, state, &tensor));
@@ -215,8 +203,7 @@ static void follows(uint32_t algorithm, const stw_hyper *hyper, element_rule *ru
 TEST(sgd_with_momentum_follows_its_formula)
 {
     const uint32_t flags[] = {0, STW_HYPER_NESTEROV, STW_HYPER_MAXIMIZE};
-    size_t variant;
-    for (variant = 0; variant < COUNT(flags); ++variant) {
+    for (size_t variant = 0; variant < COUNT(flags); ++variant) {
         stw_hyper hyper = STW_HYPER_INIT;
         hyper.lr = 0.05, hyper.momentum = 0.9, hyper.weight_decay = 0.01;
         hyper.flags = flags[variant];
@@ -250,14 +237,13 @@ static stw_status own_kernel(void *user, const stw_update_chunk *chunk)
 {
     kernel_calls *calls = user;
     const float *gradient = chunk->gradient;
-    uint64_t i;
     if (chunk->struct_size < sizeof *chunk || chunk->state_count != 1 ||
         chunk->parameter != calls->parameter || chunk->step == 0 || !chunk->hyper ||
         chunk->element_begin + chunk->element_count > ELEMENTS) {
         calls->wrong = 1;
         return STW_ERROR_INVALID;
     }
-    for (i = 0; i < chunk->element_count; ++i) {
+    for (uint64_t i = 0; i < chunk->element_count; ++i) {
         const float scaled = gradient[i] * (float)chunk->gradient_scale;
         chunk->states[0][i] += scaled * scaled + 1;
         chunk->master[i] -= (float)chunk->hyper->lr * scaled / sqrtf(chunk->states[0][i]);
@@ -268,20 +254,15 @@ static stw_status own_kernel(void *user, const stw_update_chunk *chunk)
 TEST(a_kernel_of_the_callers_is_streamed_like_ours)
 {
     const char *names[] = {"sum"};
-    machine small = machine_small();
     stw_custom_update custom;
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
-    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
-    stw_update_options update = STW_UPDATE_OPTIONS_INIT;
     stw_hyper hyper = STW_HYPER_INIT;
     kernel_calls calls;
     stw_tensor *sum = NULL;
     trainee here;
-    int step;
-    uint64_t i;
     memset(&custom, 0, sizeof custom);
     memset(&calls, 0, sizeof calls);
-    here.runtime = machine_open(&small);
+    here.runtime = machine_open_as(machine_small());
     here.parameter = tensor_f32(here.runtime, "w", ELEMENTS);
     here.gradient = tensor_f32(here.runtime, "w.grad", ELEMENTS);
     here.values = calloc(ELEMENTS, sizeof(double)), here.first = calloc(ELEMENTS, sizeof(double));
@@ -294,15 +275,14 @@ TEST(a_kernel_of_the_callers_is_streamed_like_ours)
     options.algorithm = STW_OPTIMIZER_CUSTOM, options.custom = &custom, options.name = "own";
     ok(stw_optimizer_create(here.runtime, &options, &here.optimizer));
     memset(&custom, 0xff, sizeof custom); /* it was copied */
-    entry.parameter = here.parameter, entry.gradient = here.gradient;
-    ok(stw_optimizer_add(here.optimizer, &entry, 1));
+    optimizer_add(here.optimizer, here.parameter, here.gradient);
     hyper.lr = 0.5;
     ok(stw_optimizer_set_hyper(here.optimizer, 0, &hyper));
-    update.gradient_scale = 0.25;
-    for (step = 1; step <= STEPS; ++step) {
+    stw_update_options update = {.struct_size = sizeof update, .gradient_scale = 0.25};
+    for (int step = 1; step <= STEPS; ++step) {
         give_gradient(&here, step);
         ok(stw_optimizer_step(here.optimizer, &update, NULL));
-        for (i = 0; i < ELEMENTS; ++i) {
+        for (uint64_t i = 0; i < ELEMENTS; ++i) {
             const double scaled = 0.25 * (double)gradient_at(step, i);
             here.first[i] += scaled * scaled + 1;
             here.values[i] -= 0.5 * scaled / sqrt(here.first[i]);
@@ -327,12 +307,10 @@ TEST(a_kernel_of_the_callers_is_streamed_like_ours)
  * parameter decays. An EMPTY one would be left alone. */
 TEST(a_discarded_gradient_that_reads_as_zeros_is_a_gradient)
 {
-    machine small = machine_small();
-    stw_runtime *runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *parameter = tensor_f32(runtime, "w", 4), *gradient, *beside;
     stw_tensor_spec spec = spec_f32("g", 4);
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
-    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
     stw_hyper hyper = STW_HYPER_INIT;
     stw_optimizer *optimizer = NULL;
     float values[4];
@@ -347,8 +325,7 @@ TEST(a_discarded_gradient_that_reads_as_zeros_is_a_gradient)
     ok(stw_optimizer_create(runtime, &options, &optimizer));
     hyper.lr = 0.5, hyper.weight_decay = 0.5;
     ok(stw_optimizer_set_hyper(optimizer, 0, &hyper));
-    entry.parameter = parameter, entry.gradient = gradient;
-    ok(stw_optimizer_add(optimizer, &entry, 1));
+    optimizer_add(optimizer, parameter, gradient);
     ok(stw_tensor_discard(&gradient, 1));
     ok(stw_optimizer_step(optimizer, NULL, NULL));
     ok(stw_tensor_read(parameter, values, NULL));
@@ -363,9 +340,8 @@ TEST(destroying_with_a_view_of_a_state_is_busy_and_changes_nothing)
 {
     trainee here = trainee_open(STW_OPTIMIZER_ADAMW, STW_F32, NULL);
     stw_tensor *moment = NULL;
-    stw_view view;
     ok(stw_optimizer_state(here.optimizer, here.parameter, "exp_avg", &moment));
-    view = view_get(here.runtime, moment, STW_READ);
+    stw_view view = view_get(here.runtime, moment, STW_READ);
     fails(stw_optimizer_destroy(here.optimizer), STW_ERROR_BUSY, "open views");
     view_put(&view);
     /* Its own still, and it works. */

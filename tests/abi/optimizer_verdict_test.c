@@ -17,23 +17,19 @@ typedef struct pair {
 /* Plain SGD with rate 1: the update is the gradient, so every factor shows. */
 static pair pair_open(void)
 {
-    machine small = machine_small();
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
     stw_hyper hyper = STW_HYPER_INIT;
     pair made;
-    int i;
-    made.runtime = machine_open(&small);
+    made.runtime = machine_open_as(machine_small());
     options.algorithm = STW_OPTIMIZER_SGD;
     ok(stw_optimizer_create(made.runtime, &options, &made.optimizer));
     hyper.lr = 1;
     ok(stw_optimizer_set_hyper(made.optimizer, 0, &hyper));
-    for (i = 0; i < 2; ++i) {
-        stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+    for (int i = 0; i < 2; ++i) {
         made.parameters[i] = tensor_f32(made.runtime, i ? "p1" : "p0", ELEMENTS);
         made.gradients[i] = tensor_f32(made.runtime, i ? "g1" : "g0", ELEMENTS);
         ok(stw_tensor_fill(made.parameters[i], 100, NULL));
-        entry.parameter = made.parameters[i], entry.gradient = made.gradients[i];
-        ok(stw_optimizer_add(made.optimizer, &entry, 1));
+        optimizer_add(made.optimizer, made.parameters[i], made.gradients[i]);
     }
     return made;
 }
@@ -48,10 +44,9 @@ static void pair_close(pair *here)
 static void expect_everywhere(stw_tensor *tensor, double value)
 {
     float *values = malloc(ELEMENTS * sizeof *values);
-    int i;
     assert_non_null(values);
     ok(stw_tensor_read(tensor, values, NULL));
-    for (i = 0; i < ELEMENTS; ++i) {
+    for (int i = 0; i < ELEMENTS; ++i) {
         if (fabs((double)values[i] - value) <= 1e-4) continue;
         fail_msg("element %d is %g, not %g", i, (double)values[i], value);
     }
@@ -89,8 +84,7 @@ TEST(norm_and_clip_are_of_all_scaled_gradients_together)
 static void write_gradient(pair *here, int i, float value)
 {
     stw_view view = view_get(here->runtime, here->gradients[i], STW_WRITE);
-    int element;
-    for (element = 0; element < ELEMENTS; ++element) ((float *)view.pointer)[element] = value;
+    for (int element = 0; element < ELEMENTS; ++element) ((float *)view.pointer)[element] = value;
     view_put(&view);
     tensor_to_disk(here->runtime, here->gradients[i]);
 }
@@ -98,12 +92,10 @@ static void write_gradient(pair *here, int i, float value)
 TEST(a_gradient_is_measured_by_who_writes_it)
 {
     pair here = pair_open();
-    stw_update_options options = STW_UPDATE_OPTIONS_INIT;
     stw_update_result result = STW_UPDATE_RESULT_INIT;
-    uint64_t before;
-    options.flags = STW_UPDATE_MEASURE;
+    stw_update_options options = {.struct_size = sizeof options, .flags = STW_UPDATE_MEASURE};
     write_gradient(&here, 0, 3), write_gradient(&here, 1, 4);
-    before = bytes_from_disk(here.runtime);
+    uint64_t before = bytes_from_disk(here.runtime);
     ok(stw_optimizer_step(here.optimizer, &options, &result));
     assert_true(bytes_from_disk(here.runtime) > before); /* nobody knew that it is wanted */
     write_gradient(&here, 0, 6), write_gradient(&here, 1, 8);
@@ -123,10 +115,8 @@ TEST(a_gradient_is_measured_by_who_writes_it)
 TEST(what_was_only_measured_is_free_when_the_call_returns)
 {
     pair here = pair_open();
-    stw_update_options options = STW_UPDATE_OPTIONS_INIT;
-    int round;
-    options.flags = STW_UPDATE_MEASURE;
-    for (round = 0; round < 300; ++round) {
+    stw_update_options options = {.struct_size = sizeof options, .flags = STW_UPDATE_MEASURE};
+    for (int round = 0; round < 300; ++round) {
         stw_update_result result = STW_UPDATE_RESULT_INIT;
         ok(stw_tensor_fill(here.gradients[0], 1, NULL));
         ok(stw_tensor_fill(here.gradients[1], 1, NULL));
@@ -139,15 +129,8 @@ TEST(what_was_only_measured_is_free_when_the_call_returns)
 TEST(a_gradient_in_two_optimizers_is_held_by_the_one_that_stays)
 {
     pair here = pair_open();
-    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
-    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
-    stw_optimizer *other = NULL;
-    options.algorithm = STW_OPTIMIZER_SGD;
-    ok(stw_optimizer_create(here.runtime, &options, &other));
-    hyper_usual(other);
-    entry.parameter = tensor_f32(here.runtime, "p2", ELEMENTS);
-    entry.gradient = here.gradients[0];
-    ok(stw_optimizer_add(other, &entry, 1));
+    stw_optimizer *other = optimizer_make(here.runtime, STW_OPTIMIZER_SGD);
+    optimizer_add(other, tensor_f32(here.runtime, "p2", ELEMENTS), here.gradients[0]);
     ok(stw_optimizer_destroy(other));
     fails(stw_tensor_destroy(&here.gradients[0], 1), STW_ERROR_BUSY, "optimizer");
     pair_close(&here);
@@ -173,7 +156,6 @@ TEST(the_infinity_norm_is_the_largest)
 TEST(a_nan_skips_the_whole_step_and_is_counted)
 {
     pair here = pair_open();
-    stw_update_options options = STW_UPDATE_OPTIONS_INIT;
     stw_update_result result = STW_UPDATE_RESULT_INIT;
     stw_copy_options two = STW_COPY_OPTIONS_INIT;
     const float bad[2] = {NAN, -INFINITY};
@@ -182,7 +164,8 @@ TEST(a_nan_skips_the_whole_step_and_is_counted)
     ok(stw_tensor_fill(here.gradients[1], 1, NULL));
     two.element_begin = ELEMENTS - 2, two.element_count = 2;
     ok(stw_tensor_write(here.gradients[1], bad, &two));
-    options.flags = STW_UPDATE_SKIP_NONFINITE;
+    stw_update_options options = {.struct_size = sizeof options,
+                                  .flags = STW_UPDATE_SKIP_NONFINITE};
     assert_int_equal(stw_optimizer_step(here.optimizer, &options, &result), STW_SKIPPED);
     assert_int_equal(result.skipped, 1);
     assert_int_equal(result.nonfinite, 2);
@@ -200,11 +183,11 @@ TEST(a_nan_skips_the_whole_step_and_is_counted)
 TEST(gradients_are_emptied_unless_kept)
 {
     pair here = pair_open();
-    stw_update_options options = STW_UPDATE_OPTIONS_INIT;
     stw_fetch_request request = request_of(here.gradients[0], STW_READ);
     stw_view view;
     ok(stw_tensor_fill(here.gradients[0], 1, NULL));
-    options.flags = STW_UPDATE_KEEP_GRADIENTS;
+    stw_update_options options = {.struct_size = sizeof options,
+                                  .flags = STW_UPDATE_KEEP_GRADIENTS};
     ok(stw_optimizer_step(here.optimizer, &options, NULL));
     ok(stw_runtime_drain(here.runtime, 0));
     expect_everywhere(here.gradients[0], 1);
@@ -223,10 +206,9 @@ TEST(gradients_are_emptied_unless_kept)
 TEST(measure_updates_nothing)
 {
     pair here = pair_open();
-    stw_update_options options = STW_UPDATE_OPTIONS_INIT;
     stw_update_result result = STW_UPDATE_RESULT_INIT;
     ok(stw_tensor_fill(here.gradients[0], 2, NULL));
-    options.flags = STW_UPDATE_MEASURE;
+    stw_update_options options = {.struct_size = sizeof options, .flags = STW_UPDATE_MEASURE};
     ok(stw_optimizer_step(here.optimizer, &options, &result));
     assert_true(fabs(result.norm - 2 * sqrt(ELEMENTS)) < 1e-9 * result.norm);
     assert_int_equal(result.updated, 0);
@@ -275,12 +257,11 @@ TEST(a_pending_result_is_known_later)
 TEST(bad_numbers_are_refused)
 {
     pair here = pair_open();
-    stw_update_options options = STW_UPDATE_OPTIONS_INIT;
     stw_update_result result = STW_UPDATE_RESULT_INIT;
     stw_hyper hyper = STW_HYPER_INIT;
     stw_optimizer_options adam = STW_OPTIMIZER_OPTIONS_INIT;
     stw_optimizer *optimizer = NULL;
-    options.clip_norm = -1;
+    stw_update_options options = {.struct_size = sizeof options, .clip_norm = -1};
     fails(stw_optimizer_step(here.optimizer, &options, &result), STW_ERROR_INVALID, "clip_norm");
     options.clip_norm = NAN;
     fails(stw_optimizer_step(here.optimizer, &options, &result), STW_ERROR_INVALID, "clip_norm");
@@ -355,20 +336,14 @@ TEST(entries_that_cannot_be_updated_are_refused_all_or_none)
 
 TEST(a_parameter_never_written_fails_its_update_by_name)
 {
-    machine small = machine_small();
-    stw_runtime *runtime = machine_open(&small);
-    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
-    stw_optimizer *optimizer = NULL;
-    stw_status status;
-    options.algorithm = STW_OPTIMIZER_SGD;
-    ok(stw_optimizer_create(runtime, &options, &optimizer));
-    hyper_usual(optimizer);
+    stw_optimizer *optimizer = optimizer_make(runtime, STW_OPTIMIZER_SGD);
     entry.parameter = tensor_f32(runtime, "unborn", ELEMENTS);
     entry.gradient = tensor_f32(runtime, "unborn.grad", ELEMENTS);
     ok(stw_optimizer_add(optimizer, &entry, 1));
     ok(stw_tensor_fill(entry.gradient, 1, NULL));
-    status = stw_optimizer_step(optimizer, NULL, NULL);
+    stw_status status = stw_optimizer_step(optimizer, NULL, NULL);
     if (status == STW_OK) status = stw_runtime_drain(runtime, 0);
     fails(status, STW_ERROR_EMPTY, "unborn");
     ok(stw_runtime_clear_error(runtime));

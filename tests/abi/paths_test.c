@@ -32,9 +32,8 @@ static void two_directories(two_paths *paths)
     const stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
     const stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     const char *const directories[] = {PLAIN, REFUSING};
-    int i;
     paths->options = options;
-    for (i = 0; i < 2; ++i) {
+    for (int i = 0; i < 2; ++i) {
         (void)rmdir(directories[i]);
         assert_int_equal(mkdir(directories[i], 0700), 0);
         paths->nvme[i] = nvme;
@@ -191,12 +190,11 @@ TEST(only_the_path_that_gets_no_aio_slots_falls_back_to_posix)
 {
     two_paths paths;
     int status = 0;
-    pid_t child;
     skip_without_aio();
     two_directories(&paths);
     paths.nvme[1].queue_depth = SLOTS;
     fflush(NULL);
-    child = fork();
+    pid_t child = fork();
     if (child == 0) _exit(open_without_slots(&paths));
     assert_int_equal(waitpid(child, &status, 0), child);
     remove_directories();

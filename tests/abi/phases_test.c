@@ -6,16 +6,13 @@
 
 static stw_step_stats stats_empty(void)
 {
-    stw_step_stats stats;
-    memset(&stats, 0, sizeof stats);
-    stats.struct_size = sizeof stats;
+    stw_step_stats stats = {.struct_size = sizeof stats};
     return stats;
 }
 
 TEST(begin_and_end_come_in_pairs)
 {
-    machine small = machine_small();
-    stw_runtime *runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_phase *phase = NULL, *other = NULL;
     ok(stw_phase_create(runtime, "train", &phase));
     ok(stw_phase_create(runtime, NULL, &other));
@@ -35,26 +32,22 @@ TEST(begin_and_end_come_in_pairs)
 
 TEST(a_step_counts_the_bytes_that_it_moved)
 {
-    machine small = machine_small();
-    stw_runtime *runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *tensors[10];
     stw_phase *phase = NULL;
     stw_step_stats stats;
-    stw_view view;
-    uint64_t begin;
-    int i, step;
-    for (i = 0; i < 10; ++i) {
+    for (int i = 0; i < 10; ++i) {
         tensors[i] = tensor_f32(runtime, NULL, 5 * BLOCK / 4);
         tensor_fill_sequence(tensors[i], 5 * BLOCK / 4, 0);
     }
     ok(stw_runtime_drain(runtime, 0));
     ok(stw_phase_create(runtime, "p", &phase));
-    for (step = 1; step <= 3; ++step) {
+    for (int step = 1; step <= 3; ++step) {
         stats = stats_empty();
-        begin = clock_ns();
+        uint64_t begin = clock_ns();
         ok(stw_step_begin(phase));
-        for (i = 0; i < 10; ++i) {
-            view = view_get(runtime, tensors[i], STW_READ_WRITE);
+        for (int i = 0; i < 10; ++i) {
+            stw_view view = view_get(runtime, tensors[i], STW_READ_WRITE);
             ((float *)view.pointer)[0] += 1;
             view_put(&view);
         }
@@ -82,17 +75,14 @@ TEST(a_step_counts_the_bytes_that_it_moved)
 TEST(without_nvme_nothing_waits_for_it)
 {
     machine memory = machine_small();
-    stw_runtime *runtime;
     stw_phase *phase = NULL;
     stw_step_stats stats = stats_empty();
-    stw_view view;
-    int i;
     memory.device_blocks = 40, memory.host_blocks = memory.nvme_blocks = 0;
-    runtime = machine_open(&memory);
+    stw_runtime *runtime = machine_open(&memory);
     ok(stw_phase_create(runtime, "p", &phase));
     ok(stw_step_begin(phase));
-    for (i = 0; i < 8; ++i) { /* zeros are made, for which the fetch waits */
-        view = view_get(runtime, tensor_f32(runtime, NULL, 4 * BLOCK / 4), STW_REDUCE);
+    for (int i = 0; i < 8; ++i) { /* zeros are made, for which the fetch waits */
+        stw_view view = view_get(runtime, tensor_f32(runtime, NULL, 4 * BLOCK / 4), STW_REDUCE);
         view_put(&view);
     }
     ok(stw_step_end(phase, &stats));
@@ -102,17 +92,15 @@ TEST(without_nvme_nothing_waits_for_it)
 
 TEST(abort_gives_views_back_as_abandoned)
 {
-    machine small = machine_small();
-    stw_runtime *runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *read = tensor_f32(runtime, "read", 100);
     stw_tensor *fresh = tensor_f32(runtime, "fresh", 100);
     stw_fetch_request request = request_of(fresh, STW_READ);
     stw_phase *phase = NULL;
-    stw_tier_stats tier = STW_TIER_STATS_INIT;
-    stw_view outside, views[2], other;
+    stw_view views[2], other;
     tensor_fill_sequence(read, 100, 0);
     ok(stw_phase_create(runtime, "p", &phase));
-    outside = view_get(runtime, read, STW_READ); /* of no step: stays */
+    stw_view outside = view_get(runtime, read, STW_READ); /* of no step: stays */
     ok(stw_step_begin(phase));
     views[0] = view_get(runtime, read, STW_READ);
     views[1] = view_get(runtime, fresh, STW_WRITE);
@@ -121,7 +109,7 @@ TEST(abort_gives_views_back_as_abandoned)
     fails(stw_release(&views[0], 1, STW_STREAM_HOST, 0), STW_ERROR_INVALID, "ended step");
     fails(stw_release(&views[1], 1, STW_STREAM_HOST, 0), STW_ERROR_INVALID, "ended step");
     fails(stw_fetch(runtime, NULL, &request, 1, &other), STW_ERROR_EMPTY, "'fresh'");
-    ok(stw_tier_stats_get(runtime, STW_TIER_DEFAULT, 0, &tier));
+    stw_tier_stats tier = tier_stats(runtime, STW_TIER_DEFAULT);
     assert_int_equal(tier.open_views, 1);
     assert_float(((float *)outside.pointer)[42], 42);
     view_put(&outside);
@@ -132,19 +120,17 @@ TEST(abort_gives_views_back_as_abandoned)
 
 TEST(abort_drops_the_gradients_summed_in_the_step)
 {
-    machine small = machine_small();
-    stw_runtime *runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *view_summed = tensor_f32(runtime, "view", 20000);
     stw_tensor *memory_summed = tensor_f32(runtime, "memory", 20000);
     stw_tensor *before = tensor_f32(runtime, "before", 20000);
     float *local = calloc(20000, sizeof *local);
     stw_phase *phase = NULL;
-    stw_view view;
     assert_non_null(local);
     ok(stw_phase_create(runtime, "p", &phase));
     ok(stw_reduce(before, local, NULL));
     ok(stw_step_begin(phase));
-    view = view_get(runtime, view_summed, STW_REDUCE);
+    stw_view view = view_get(runtime, view_summed, STW_REDUCE);
     view_put(&view);
     view = view_get(runtime, view_summed, STW_REDUCE); /* the second is a private buffer */
     view_put(&view);
@@ -161,11 +147,9 @@ TEST(abort_drops_the_gradients_summed_in_the_step)
 
 TEST(a_fetch_names_its_phase_or_belongs_to_the_step_begun_last)
 {
-    machine small = machine_small();
-    stw_runtime *runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *tensor = tensor_f32(runtime, "t", 100);
     stw_fetch_request request = request_of(tensor, STW_READ);
-    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     stw_phase *first = NULL, *second = NULL;
     stw_view of_first, of_second;
     tensor_fill_sequence(tensor, 100, 0);
@@ -173,7 +157,7 @@ TEST(a_fetch_names_its_phase_or_belongs_to_the_step_begun_last)
     ok(stw_phase_create(runtime, "decode", &second));
     ok(stw_step_begin(first));
     ok(stw_step_begin(second));
-    options.phase = first;
+    stw_fetch_options options = {.struct_size = sizeof options, .phase = first};
     ok(stw_fetch(runtime, &options, &request, 1, &of_first));
     ok(stw_fetch(runtime, NULL, &request, 1, &of_second));
     ok(stw_step_abort(second, STW_STREAM_HOST));
@@ -198,8 +182,7 @@ static int count_in(const char *path, const char *words)
 
 TEST(report_and_timeline_are_files_or_an_error_with_the_path)
 {
-    machine small = machine_small();
-    stw_runtime *runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_phase *phase = NULL;
     ok(stw_phase_create(runtime, "train", &phase));
     ok(stw_step_begin(phase));

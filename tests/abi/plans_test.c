@@ -14,10 +14,8 @@ static machine now;
 
 static stw_plan_entry entry_of(stw_tensor *tensor, uint32_t fetch, uint32_t access)
 {
-    stw_plan_entry entry = STW_PLAN_ENTRY_INIT;
-    entry.tensor = tensor;
-    entry.fetch = fetch;
-    entry.access = access;
+    stw_plan_entry entry = {
+        .struct_size = sizeof entry, .tensor = tensor, .fetch = fetch, .access = access};
     return entry;
 }
 
@@ -30,8 +28,7 @@ static void to_disk(stw_runtime *runtime)
 
 static void make_layers(stw_runtime *runtime, stw_tensor **layers)
 {
-    int i;
-    for (i = 0; i < LAYERS; ++i) {
+    for (int i = 0; i < LAYERS; ++i) {
         layers[i] = tensor_f32(runtime, NULL, BLOCK / 4);
         tensor_fill_sequence(layers[i], BLOCK / 4, (float)i);
     }
@@ -41,8 +38,7 @@ static void make_layers(stw_runtime *runtime, stw_tensor **layers)
 /* There and back, as a training step goes; adds one to each element of what it writes. */
 static void pass(stw_runtime *runtime, stw_tensor **layers, float written, int writes)
 {
-    int i;
-    for (i = 0; i < 2 * LAYERS; ++i) {
+    for (int i = 0; i < 2 * LAYERS; ++i) {
         const int layer = i < LAYERS ? i : 2 * LAYERS - 1 - i;
         const int adds = writes && i >= LAYERS;
         stw_view view = view_get(runtime, layers[layer], adds ? STW_READ_WRITE : STW_READ);
@@ -50,8 +46,7 @@ static void pass(stw_runtime *runtime, stw_tensor **layers, float written, int w
         assert_float(values[0], (float)layer + written);
         assert_float(values[BLOCK / 4 - 1], (float)(layer + BLOCK / 4 - 1) + written);
         if (adds) {
-            uint64_t element;
-            for (element = 0; element < BLOCK / 4; ++element) values[element] += 1;
+            for (uint64_t element = 0; element < BLOCK / 4; ++element) values[element] += 1;
         }
         view_put(&view);
     }
@@ -64,10 +59,9 @@ TEST(a_step_that_was_seen_is_brought_ahead_and_no_budget_is_broken)
     stw_step_stats stats = STW_STEP_STATS_INIT;
     stw_tier_stats tier;
     stw_phase *phase = NULL;
-    int step;
     make_layers(runtime, layers);
     ok(stw_phase_create(runtime, "train", &phase));
-    for (step = 0; step < 5; ++step) {
+    for (int step = 0; step < 5; ++step) {
         ok(stw_step_begin(phase));
         pass(runtime, layers, (float)step, 1);
         ok(stw_step_end(phase, &stats));
@@ -106,11 +100,11 @@ static int moves_what_it_says(stw_runtime *runtime, const stw_step_stats *stats)
 {
     const char *plan = strstr(report_text(runtime), "\"plan\"");
     const uint64_t read = stats->nvme_read_bytes;
-    uint64_t expected;
     if (!strstr(plan, "\"chosen\"")) return 0;
     assert_true(number_behind(plan, "\"cpu_ns\": ") > 0);
-    expected = number_behind(plan, "\"nvme_read_bytes\": "); /* of the first one, which is used */
-    assert_true(expected < 2 * LAYERS * BLOCK);              /* some are found */
+    uint64_t expected =
+        number_behind(plan, "\"nvme_read_bytes\": "); /* of the first one, which is used */
+    assert_true(expected < 2 * LAYERS * BLOCK);       /* some are found */
     if (number_behind(plan, "\"followed_steps\": ") == 0) return 0;
     /* With two tiers to cache in, residency depends on how it began for many steps. */
     if (now.device_blocks > 0 && now.host_blocks > 0) return 1;
@@ -150,14 +144,11 @@ TEST(steps_of_many_lengths_follow_one_plan)
     stw_tensor *layers[LAYERS];
     stw_phase *phase = NULL;
     uint64_t followed = 0;
-    uint32_t step;
     make_layers(runtime, layers);
     ok(stw_phase_create(runtime, "train", &phase));
-    for (step = 0; followed < 12; ++step) {
-        const char *plan;
-        int i;
+    for (uint32_t step = 0; followed < 12; ++step) {
         ok(stw_step_begin(phase));
-        for (i = 0; i < 2 * LAYERS; ++i) {
+        for (int i = 0; i < 2 * LAYERS; ++i) {
             const int layer = i < LAYERS ? i : 2 * LAYERS - 1 - i;
             const uint64_t count = BLOCK / 4 - step * 37 % 101;
             stw_fetch_request request = request_range(layers[layer], STW_READ, 0, count);
@@ -167,7 +158,7 @@ TEST(steps_of_many_lengths_follow_one_plan)
             ok(stw_release(&view, 1, STW_STREAM_HOST, 0));
         }
         ok(stw_step_end(phase, NULL));
-        plan = strstr(report_text(runtime), "\"chosen\"");
+        const char *plan = strstr(report_text(runtime), "\"chosen\"");
         if (!plan) continue;
         assert_null(strstr(plan, "\"often used")); /* which is for steps that differ */
         followed = number_behind(plan, "\"followed_steps\": ");
@@ -203,13 +194,12 @@ TEST(where_nothing_has_to_leave_nothing_is_planned)
     stw_tensor *few[4];
     stw_tensor *many[LAYERS];
     stw_phase *phase = NULL;
-    int step, i;
-    for (i = 0; i < 4; ++i) few[i] = tensor_f32(runtime, NULL, BLOCK / 4);
-    for (i = 0; i < 4; ++i) tensor_fill_sequence(few[i], BLOCK / 4, (float)i);
+    for (int i = 0; i < 4; ++i) few[i] = tensor_f32(runtime, NULL, BLOCK / 4);
+    for (int i = 0; i < 4; ++i) tensor_fill_sequence(few[i], BLOCK / 4, (float)i);
     ok(stw_phase_create(runtime, "small", &phase));
-    for (step = 0; step < 8; ++step) {
+    for (int step = 0; step < 8; ++step) {
         ok(stw_step_begin(phase));
-        for (i = 0; i < 4; ++i) {
+        for (int i = 0; i < 4; ++i) {
             stw_view view = view_get(runtime, few[i], STW_READ);
             view_put(&view);
         }
@@ -219,7 +209,7 @@ TEST(where_nothing_has_to_leave_nothing_is_planned)
     ok(stw_phase_destroy(phase));
     make_layers(runtime, many);
     ok(stw_phase_create(runtime, "large", &phase));
-    for (step = 0; step < 8; ++step) {
+    for (int step = 0; step < 8; ++step) {
         ok(stw_step_begin(phase));
         pass(runtime, many, 0, 0);
         ok(stw_step_end(phase, NULL));
@@ -243,14 +233,13 @@ typedef struct cycle {
 static void cycle_open(cycle *c, uint32_t flags, uint32_t blocks)
 {
     machine small = now;
-    int i;
     if (small.device_blocks == 0) small.host_blocks = blocks;
     if (small.host_blocks == 0) small.device_blocks = blocks;
     small.flags |= flags;
     c->count = (int)(small.device_blocks + small.host_blocks) * 3 / 2;
     assert_true(c->count <= CYCLE_MAX);
     c->runtime = machine_open(&small);
-    for (i = 0; i < c->count; ++i) {
+    for (int i = 0; i < c->count; ++i) {
         c->tensors[i] = tensor_f32(c->runtime, NULL, BLOCK / 4);
         tensor_fill_sequence(c->tensors[i], BLOCK / 4, (float)i);
     }
@@ -260,9 +249,8 @@ static void cycle_open(cycle *c, uint32_t flags, uint32_t blocks)
 
 static void cycle_step(cycle *c)
 {
-    int i;
     ok(stw_step_begin(c->phase));
-    for (i = 0; i < c->count; ++i) {
+    for (int i = 0; i < c->count; ++i) {
         stw_view view = view_get(c->runtime, c->tensors[i], STW_READ);
         assert_float(((float *)view.pointer)[0], (float)i);
         view_put(&view);
@@ -282,18 +270,17 @@ TEST(a_plan_reads_less_of_a_cycle_than_recency)
     const int one_tier = now.device_blocks == 0 || now.host_blocks == 0;
     cycle c;
     uint64_t recency, planned = 0, followed;
-    int step;
     cycle_open(&c, STW_RUNTIME_NO_PLAN, 8);
     cycle_step(&c);
     recency = bytes_from_disk(c.runtime) / BLOCK;
-    for (step = 0; step < CYCLE_STEPS; ++step) cycle_step(&c);
+    for (int step = 0; step < CYCLE_STEPS; ++step) cycle_step(&c);
     recency = bytes_from_disk(c.runtime) / BLOCK - recency;
     if (one_tier) assert_int_equal(recency, CYCLE_STEPS * c.count);
     cycle_close(&c);
 
     cycle_open(&c, 0, 8);
     while ((followed = steps_followed(c.runtime)) == 0) cycle_step(&c);
-    for (step = 0; step < CYCLE_STEPS;) {
+    for (int step = 0; step < CYCLE_STEPS;) {
         const uint64_t read_before = bytes_from_disk(c.runtime) / BLOCK, followed_before = followed;
         cycle_step(&c);
         followed = steps_followed(c.runtime); /* 0 where a newer one has come for the next */
@@ -324,13 +311,12 @@ static uint64_t bytes_to_read(stw_runtime *runtime)
 TEST(with_another_budget_another_plan_is_made)
 {
     const uint32_t tier = now.device_blocks > 0 ? STW_TIER_DEVICE : STW_TIER_HOST;
-    stw_tier_stats stats = STW_TIER_STATS_INIT;
     uint64_t wide, narrow;
     cycle c;
     if (now.device_blocks > 0 && now.host_blocks > 0) return;
     cycle_open(&c, 0, 20);
     while ((wide = bytes_to_read(c.runtime)) == 0) cycle_step(&c);
-    ok(stw_tier_stats_get(c.runtime, tier, 0, &stats));
+    stw_tier_stats stats = tier_stats(c.runtime, tier);
     ok(stw_tier_set_budget(c.runtime, tier, 0, stats.budget_bytes - 2 * BLOCK, 0));
     while ((narrow = bytes_to_read(c.runtime)) == wide || narrow == 0) cycle_step(&c);
     if (narrow < wide + 2 * BLOCK) {
@@ -354,10 +340,9 @@ typedef struct worker {
 
 static void read_layer(worker *mine, int layer)
 {
-    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     stw_fetch_request request = request_of(mine->layers[layer], STW_READ);
     stw_view view;
-    options.phase = mine->phase;
+    stw_fetch_options options = {.struct_size = sizeof options, .phase = mine->phase};
     if (stw_fetch(mine->runtime, &options, &request, 1, &view) != STW_OK) {
         ++mine->wrong;
         return;
@@ -369,9 +354,8 @@ static void read_layer(worker *mine, int layer)
 static void *read_share(void *user)
 {
     worker *mine = user;
-    int again, i;
-    for (again = 0; again < 3; ++again) {
-        for (i = mine->first; i < LAYERS; i += READERS) read_layer(mine, i);
+    for (int again = 0; again < 3; ++again) {
+        for (int i = mine->first; i < LAYERS; i += READERS) read_layer(mine, i);
     }
     return NULL;
 }
@@ -380,13 +364,11 @@ static void *read_share(void *user)
 static void *observe(void *user)
 {
     worker *mine = user;
-    int i;
-    for (i = 0; i < OBSERVED; ++i) {
+    for (int i = 0; i < OBSERVED; ++i) {
         stw_tier_stats stats = STW_TIER_STATS_INIT;
         uint32_t count = 0;
-        int layer;
         mine->wrong += stw_step_begin(mine->phase) != STW_OK;
-        for (layer = 0; layer < 2; ++layer) read_layer(mine, layer);
+        for (int layer = 0; layer < 2; ++layer) read_layer(mine, layer);
         mine->wrong += stw_report_write(mine->runtime, "plans-observed.json") != STW_OK;
         mine->wrong += stw_step_end(mine->phase, NULL) != STW_OK;
         mine->wrong += stw_phase_advice_get(mine->phase, NULL, 0, &count) != STW_OK;
@@ -402,7 +384,6 @@ TEST(threads_share_steps_while_plans_are_made)
     stw_tensor *layers[LAYERS];
     stw_phase *phase = NULL, *other = NULL;
     worker observer = {0}, readers[READERS];
-    int step, i;
     make_layers(runtime, layers);
     ok(stw_phase_create(runtime, "train", &phase));
     ok(stw_phase_create(runtime, "observed", &other));
@@ -410,15 +391,15 @@ TEST(threads_share_steps_while_plans_are_made)
     observer.phase = other;
     observer.layers = layers;
     assert_int_equal(pthread_create(&observer.thread, NULL, observe, &observer), 0);
-    for (step = 0; step < SHARED_STEPS || !strstr(report_text(runtime), "\"chosen\""); ++step) {
+    for (int step = 0; step < SHARED_STEPS || !strstr(report_text(runtime), "\"chosen\""); ++step) {
         ok(stw_step_begin(phase));
-        for (i = 0; i < READERS; ++i) {
+        for (int i = 0; i < READERS; ++i) {
             const worker reader = {
                 .runtime = runtime, .phase = phase, .layers = layers, .first = i};
             readers[i] = reader;
             assert_int_equal(pthread_create(&readers[i].thread, NULL, read_share, &readers[i]), 0);
         }
-        for (i = 0; i < READERS; ++i) {
+        for (int i = 0; i < READERS; ++i) {
             assert_int_equal(pthread_join(readers[i].thread, NULL), 0);
             assert_int_equal(readers[i].wrong, 0);
         }
@@ -439,11 +420,10 @@ TEST(a_call_of_which_a_part_is_there_is_recorded_once)
     stw_fetch_request requests[3];
     stw_phase *phase = NULL;
     const char *plan = NULL;
-    int step, i;
     make_layers(runtime, layers);
-    for (i = 0; i < 3; ++i) requests[i] = request_of(layers[i], STW_READ);
+    for (int i = 0; i < 3; ++i) requests[i] = request_of(layers[i], STW_READ);
     ok(stw_phase_create(runtime, "train", &phase));
-    for (step = 0; !plan; ++step) {
+    for (int step = 0; !plan; ++step) {
         stw_view views[3];
         if (step % 2 == 0) to_disk(runtime);
         if (step % 2 == 0) ok(stw_prefetch(runtime, requests, 2));
@@ -462,20 +442,17 @@ TEST(a_call_of_which_a_part_is_there_is_recorded_once)
 
 TEST(the_plan_can_be_turned_off)
 {
-    stw_runtime *runtime;
     stw_tensor *layers[LAYERS];
     stw_step_stats stats = STW_STEP_STATS_INIT;
     stw_phase *phase = NULL;
-    stw_plan_entry entry;
     machine unplanned = now;
-    int step;
     unplanned.flags |= STW_RUNTIME_NO_PLAN;
-    runtime = machine_open(&unplanned);
+    stw_runtime *runtime = machine_open(&unplanned);
     make_layers(runtime, layers);
     ok(stw_phase_create(runtime, "train", &phase));
-    entry = entry_of(layers[0], 0, STW_READ);
+    stw_plan_entry entry = entry_of(layers[0], 0, STW_READ);
     ok(stw_phase_declare(phase, &entry, 1));
-    for (step = 0; step < 3; ++step) {
+    for (int step = 0; step < 3; ++step) {
         ok(stw_step_begin(phase));
         pass(runtime, layers, 0, 0);
         ok(stw_step_end(phase, &stats));
@@ -495,10 +472,9 @@ TEST(a_declared_step_is_planned_the_first_time)
     stw_plan_entry entries[2 * LAYERS];
     stw_step_stats stats = STW_STEP_STATS_INIT;
     stw_phase *phase = NULL;
-    uint32_t i;
     make_layers(runtime, layers);
     ok(stw_phase_create(runtime, "train", &phase));
-    for (i = 0; i < 2 * LAYERS; ++i) {
+    for (uint32_t i = 0; i < 2 * LAYERS; ++i) {
         entries[i] = entry_of(layers[i < LAYERS ? i : 2 * LAYERS - 1 - i], i, STW_READ);
         entries[i].compute_ns = 1000;
         entries[i].release_flags = i % 2 ? STW_RELEASE_FAR : STW_RELEASE_NEAR;
@@ -549,12 +525,11 @@ TEST(what_cannot_be_declared_is_refused_with_its_number)
     stw_tensor *gone = tensor_f32(runtime, "gone", 100);
     stw_plan_entry entries[3];
     stw_phase *phase = NULL;
-    int i;
     ok(stw_tensor_destroy(&gone, 1));
     ok(stw_phase_create(runtime, "p", &phase));
 #define REFUSED(change, words)                                                                     \
     do {                                                                                           \
-        for (i = 0; i < 3; ++i) entries[i] = entry_of(mine, (uint32_t)i, STW_READ);                \
+        for (int i = 0; i < 3; ++i) entries[i] = entry_of(mine, (uint32_t)i, STW_READ);            \
         change;                                                                                    \
         fails(stw_phase_declare(phase, entries, 3), STW_ERROR_INVALID, words);                     \
     } while (0)
@@ -586,21 +561,17 @@ TEST(what_cannot_be_declared_is_refused_with_its_number)
 TEST(a_declaration_larger_than_the_tables_is_refused_with_the_arithmetic)
 {
     machine tight = now;
-    stw_runtime *runtime;
-    stw_tensor *tensor;
     stw_plan_entry *entries = calloc(100000, sizeof *entries);
     stw_phase *phase = NULL;
-    stw_error_info numbers;
-    uint32_t i;
     assert_non_null(entries);
     tight.metadata_bytes = 24 * MIB;
     tight.views_max = 64;
-    runtime = machine_open(&tight);
-    tensor = tensor_f32(runtime, "t", 100);
+    stw_runtime *runtime = machine_open(&tight);
+    stw_tensor *tensor = tensor_f32(runtime, "t", 100);
     ok(stw_phase_create(runtime, "p", &phase));
-    for (i = 0; i < 100000; ++i) entries[i] = entry_of(tensor, i, STW_READ);
+    for (uint32_t i = 0; i < 100000; ++i) entries[i] = entry_of(tensor, i, STW_READ);
     fails(stw_phase_declare(phase, entries, 100000), STW_ERROR_BUDGET, "kept for the order");
-    numbers = error_numbers();
+    stw_error_info numbers = error_numbers();
     assert_true(numbers.needed_bytes > numbers.free_bytes);
     assert_int_equal(numbers.free_bytes, 24 * MIB / 4 - 24 * MIB / 16);
     ok(stw_phase_declare(phase, entries, 1000));
@@ -615,18 +586,17 @@ TEST(a_plan_for_another_step_hurts_nothing)
     stw_tensor *layers[LAYERS];
     stw_phase *phase = NULL;
     stw_view views[4];
-    int i, step;
     make_layers(runtime, layers);
     ok(stw_phase_create(runtime, "train", &phase));
-    for (step = 0; step < 4; ++step) {
+    for (int step = 0; step < 4; ++step) {
         ok(stw_step_begin(phase));
         if (step % 2 == 0) {
             pass(runtime, layers, 0, 0);
         } else {
-            for (i = LAYERS - 4; i < LAYERS; ++i) {
+            for (int i = LAYERS - 4; i < LAYERS; ++i) {
                 views[i - LAYERS + 4] = view_get(runtime, layers[i], STW_READ);
             }
-            for (i = 0; i < 4; ++i) {
+            for (int i = 0; i < 4; ++i) {
                 assert_float(((float *)views[i].pointer)[0], (float)(LAYERS - 4 + i));
                 view_put(&views[i]);
             }

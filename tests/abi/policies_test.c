@@ -7,12 +7,11 @@
 TEST(policies_name_tiers_that_exist)
 {
     machine wanted = machine_small();
-    stw_runtime *runtime;
     stw_tensor_spec spec = spec_f32("t", 16);
     stw_policy policy = STW_POLICY_INIT;
     stw_tensor *tensor = NULL;
     wanted.host_blocks = 0;
-    runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open(&wanted);
     spec.policy = &policy, policy.allowed_tiers = STW_ALLOW_HOST;
     fails(stw_tensor_create(runtime, &spec, 1, &tensor), STW_ERROR_INVALID, "allowed_tiers 0x2");
     policy.allowed_tiers = 0, policy.home = STW_TIER_HOST;
@@ -29,20 +28,17 @@ TEST(policies_name_tiers_that_exist)
 
 TEST(a_tensor_stays_out_of_tiers_it_is_not_allowed_in)
 {
-    machine wanted = machine_small();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor_spec spec = spec_f32("device only", 4 * BLOCK / 4);
     stw_policy policy = STW_POLICY_INIT;
     stw_tensor *stays, *tensor = NULL, *others[4];
     stw_fetch_request request;
-    stw_view view;
-    int i;
     spec.policy = &policy, policy.allowed_tiers = STW_ALLOW_DEVICE;
     stays = tensor_make(runtime, &spec);
     tensor_fill_sequence(stays, 4 * BLOCK / 4, 0);
-    view = view_get(runtime, stays, STW_READ);
+    stw_view view = view_get(runtime, stays, STW_READ);
     view_put(&view);
-    for (i = 0; i < 4; ++i) {
+    for (int i = 0; i < 4; ++i) {
         others[i] = tensor_f32(runtime, NULL, 3 * BLOCK / 4);
         tensor_fill_sequence(others[i], 3 * BLOCK / 4, (float)i);
         view = view_get(runtime, others[i], STW_READ);
@@ -65,21 +61,18 @@ TEST(a_tensor_stays_out_of_tiers_it_is_not_allowed_in)
 
 TEST(a_pinned_tensor_never_leaves_home_and_is_counted_at_create)
 {
-    machine wanted = machine_small();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor_spec spec = spec_f32("pinned", 6 * BLOCK / 4);
     stw_policy policy = STW_POLICY_INIT;
     stw_tensor *pinned, *more = NULL, *passing;
-    stw_view view;
-    int i;
     spec.policy = &policy, policy.home = STW_TIER_DEVICE, policy.retention = STW_RETAIN_PIN;
     pinned = tensor_make(runtime, &spec);
     tensor_fill_sequence(pinned, 6 * BLOCK / 4, 0);
-    view = view_get(runtime, pinned, STW_READ);
+    stw_view view = view_get(runtime, pinned, STW_READ);
     view_put(&view);
     spec.name = "also pinned", spec.shape[0] = 3 * BLOCK / 4;
     fails(stw_tensor_create(runtime, &spec, 1, &more), STW_ERROR_BUDGET, "'also pinned'");
-    for (i = 0; i < 8; ++i) {
+    for (int i = 0; i < 8; ++i) {
         passing = tensor_f32(runtime, NULL, 2 * BLOCK / 4);
         tensor_fill_sequence(passing, 2 * BLOCK / 4, 1);
         view = view_get(runtime, passing, STW_READ);
@@ -92,11 +85,9 @@ TEST(a_pinned_tensor_never_leaves_home_and_is_counted_at_create)
 
 TEST(a_policy_can_be_replaced)
 {
-    machine wanted = machine_small();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *tensor = tensor_f32(runtime, "t", 2 * BLOCK / 4);
-    stw_policy policy = STW_POLICY_INIT;
-    policy.allowed_tiers = 16;
+    stw_policy policy = {.struct_size = sizeof policy, .allowed_tiers = 16};
     fails(stw_tensor_set_policy(tensor, &policy), STW_ERROR_INVALID, "allowed_tiers");
     policy.allowed_tiers = 0, policy.retention = STW_RETAIN_STREAM;
     ok(stw_tensor_set_policy(tensor, &policy));
@@ -109,29 +100,26 @@ TEST(a_policy_can_be_replaced)
 
 TEST(the_address_on_the_cpu_device_is_for_life)
 {
-    machine wanted = machine_small();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *tensors[6];
     void *addresses[6], *address = NULL;
     uint64_t bytes = 0;
-    stw_view view;
-    int i, round;
-    for (i = 0; i < 6; ++i) {
+    for (int i = 0; i < 6; ++i) {
         tensors[i] = tensor_f32(runtime, NULL, 3 * BLOCK / 4 + 10);
         tensor_fill_sequence(tensors[i], 3 * BLOCK / 4 + 10, (float)i);
         ok(stw_tensor_address(tensors[i], 0, &addresses[i], &bytes));
         assert_int_equal(bytes, 3 * BLOCK + 40);
     }
     fails(stw_tensor_address(tensors[0], 1, &address, &bytes), STW_ERROR_UNSUPPORTED, "device 1");
-    for (round = 0; round < 5; ++round) {
-        for (i = 0; i < 6; ++i) {
-            view = view_get(runtime, tensors[(i + round) % 6], STW_READ_WRITE);
+    for (int round = 0; round < 5; ++round) {
+        for (int i = 0; i < 6; ++i) {
+            stw_view view = view_get(runtime, tensors[(i + round) % 6], STW_READ_WRITE);
             assert_ptr_equal(view.pointer, addresses[(i + round) % 6]);
             assert_float(((float *)view.pointer)[100], (float)((i + round) % 6) + 100);
             view_put(&view);
         }
         ok(stw_evict(runtime, NULL, 0, STW_TIER_DEVICE, 0, 0));
-        for (i = 0; i < 6; ++i)
+        for (int i = 0; i < 6; ++i)
             assert_true((info_of(tensors[i]).residence & STW_ALLOW_DEVICE) == 0);
     }
     machine_close(runtime);
@@ -140,17 +128,13 @@ TEST(the_address_on_the_cpu_device_is_for_life)
 TEST(a_device_across_a_bus_has_no_address_for_life)
 {
     machine wanted = machine_small();
-    stw_runtime *runtime;
-    stw_device_info info;
-    stw_tensor *tensor;
     void *address = NULL;
     uint64_t bytes = 0;
     wanted.device_driver = "cpu-discrete";
-    runtime = machine_open(&wanted);
-    tensor = tensor_f32(runtime, "t", 16);
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensor = tensor_f32(runtime, "t", 16);
     fails(stw_tensor_address(tensor, 0, &address, &bytes), STW_ERROR_UNSUPPORTED, "device 0");
-    memset(&info, 0, sizeof info);
-    info.struct_size = sizeof info;
+    stw_device_info info = {.struct_size = sizeof info};
     ok(stw_device_info_get(runtime, 0, &info));
     assert_int_equal(info.flags, 0);
     assert_string_equal(info.driver, "cpu-discrete");
@@ -161,12 +145,10 @@ TEST(a_device_across_a_bus_has_no_address_for_life)
 
 TEST(evict_names_the_view_that_is_in_the_way)
 {
-    machine wanted = machine_small();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *tensor = tensor_f32(runtime, "held", 2 * BLOCK / 4);
-    stw_view view;
     tensor_fill_sequence(tensor, 2 * BLOCK / 4, 0);
-    view = view_get(runtime, tensor, STW_READ);
+    stw_view view = view_get(runtime, tensor, STW_READ);
     fails(stw_evict(runtime, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_ERROR_BUSY, "'held'");
     view_put(&view);
     tensor_to_disk(runtime, tensor);
@@ -179,24 +161,21 @@ TEST(one_tier_alone_works_and_refuses_what_it_cannot_hold)
 {
     const uint32_t device[] = {8, 0, 8}, host[] = {0, 8, 0};
     const char *drivers[] = {NULL, NULL, "cpu-discrete"};
-    size_t i;
-    for (i = 0; i < COUNT(device); ++i) {
+    for (size_t i = 0; i < COUNT(device); ++i) {
         machine wanted;
-        stw_runtime *runtime;
         stw_tensor *tensor, *more = NULL;
         stw_tensor_spec spec = spec_f32("more", 3 * BLOCK / 4);
-        stw_view view;
         memset(&wanted, 0, sizeof wanted);
         wanted.device_blocks = device[i], wanted.host_blocks = host[i];
         wanted.device_driver = drivers[i];
-        runtime = machine_open(&wanted);
+        stw_runtime *runtime = machine_open(&wanted);
         tensor = tensor_f32(runtime, "t", 6 * BLOCK / 4);
         fails(stw_tensor_create(runtime, &spec, 1, &more), STW_ERROR_BUDGET, "'more'");
         if (!drivers[i]) {
             tensor_fill_sequence(tensor, 6 * BLOCK / 4, 0);
             tensor_expect_sequence(tensor, 6 * BLOCK / 4, 0);
         }
-        view = view_get(runtime, tensor, STW_WRITE);
+        stw_view view = view_get(runtime, tensor, STW_WRITE);
         memset(view.pointer, 0, view.bytes);
         view_put(&view);
         view = view_get(runtime, tensor, STW_READ);
@@ -209,21 +188,16 @@ TEST(one_tier_alone_works_and_refuses_what_it_cannot_hold)
 TEST(tensors_larger_than_the_near_tiers_are_used_by_ranges)
 {
     machine wanted = machine_small();
-    stw_runtime *runtime;
     const uint64_t elements = 60 * BLOCK / 4; /* device 8 blocks, host 16 */
     const char *drivers[] = {NULL, "cpu-discrete"};
-    stw_tensor *tensor;
-    stw_fetch_request request;
     stw_view view;
-    uint64_t i;
-    size_t driver;
-    for (driver = 0; driver < COUNT(drivers); ++driver) {
+    for (size_t driver = 0; driver < COUNT(drivers); ++driver) {
         wanted.device_driver = drivers[driver];
-        runtime = machine_open(&wanted);
-        tensor = tensor_f32(runtime, "large", elements);
+        stw_runtime *runtime = machine_open(&wanted);
+        stw_tensor *tensor = tensor_f32(runtime, "large", elements);
         tensor_fill_sequence(tensor, elements, 0);
-        for (i = 0; i + 5 * BLOCK / 4 <= elements; i += 4 * BLOCK / 4 + 77) {
-            request = request_range(tensor, STW_READ_WRITE, i, 5 * BLOCK / 4);
+        for (uint64_t i = 0; i + 5 * BLOCK / 4 <= elements; i += 4 * BLOCK / 4 + 77) {
+            stw_fetch_request request = request_range(tensor, STW_READ_WRITE, i, 5 * BLOCK / 4);
             ok(stw_fetch(runtime, NULL, &request, 1, &view));
             assert_float(((float *)view.pointer)[0], (float)i);
             assert_float(((float *)view.pointer)[5 * BLOCK / 4 - 1],

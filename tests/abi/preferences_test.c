@@ -39,9 +39,8 @@ static void use(stw_runtime *runtime, stw_tensor *tensor, uint32_t access)
 
 static contest contest_open(const stw_policy *older, const stw_policy *newer)
 {
-    machine small = machine_small();
     contest here;
-    here.runtime = machine_open(&small);
+    here.runtime = machine_open_as(machine_small());
     here.older = tensor_with(here.runtime, "older", older);
     here.newer = tensor_with(here.runtime, "newer", newer);
     use(here.runtime, here.older, STW_WRITE);
@@ -70,9 +69,8 @@ TEST(without_a_preference_the_least_recently_used_leaves)
 TEST(the_lower_priority_leaves_first)
 {
     stw_policy low = STW_POLICY_INIT, high = STW_POLICY_INIT;
-    contest here;
     low.priority = -3, high.priority = 7;
-    here = contest_open(&high, &low);
+    contest here = contest_open(&high, &low);
     contest_close(&here, here.newer);
     here = contest_open(&low, &high);
     contest_close(&here, here.older);
@@ -128,8 +126,7 @@ TEST(what_was_hit_and_then_released_near_leaves_last)
 TEST(what_is_released_far_leaves_first_and_what_is_near_last)
 {
     const uint32_t accesses[] = {STW_READ, STW_READ_WRITE};
-    size_t i;
-    for (i = 0; i < COUNT(accesses); ++i) {
+    for (size_t i = 0; i < COUNT(accesses); ++i) {
         contest here = give_back(accesses[i], 0, 0);
         contest_close(&here, here.older);
         here = give_back(accesses[i], 0, STW_RELEASE_FAR);
@@ -152,10 +149,9 @@ typedef struct asker {
 static void *ask_to_write(void *argument)
 {
     asker *me = argument;
-    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     stw_fetch_request request = request_of(me->tensor, STW_READ_WRITE);
-    options.priority = me->priority;
-    options.flags = STW_FETCH_HAND_OVER;
+    stw_fetch_options options = {
+        .struct_size = sizeof options, .priority = me->priority, .flags = STW_FETCH_HAND_OVER};
     me->status = stw_fetch_async(me->runtime, &options, &request, 1, &me->operation);
     return NULL;
 }
@@ -174,24 +170,21 @@ static void ask_elsewhere(asker *who)
 static void served_in_order(const int32_t *priorities, const int *order)
 {
     enum { ASKERS = 3 };
-    machine small = machine_small();
-    stw_runtime *runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *tensor = tensor_f32(runtime, "t", 100);
     asker askers[ASKERS];
-    stw_view view;
-    int i, j;
     tensor_fill_sequence(tensor, 100, 0);
-    view = view_get(runtime, tensor, STW_READ);
-    for (i = 0; i < ASKERS; ++i) {
+    stw_view view = view_get(runtime, tensor, STW_READ);
+    for (int i = 0; i < ASKERS; ++i) {
         memset(&askers[i], 0, sizeof askers[i]);
         askers[i].runtime = runtime, askers[i].tensor = tensor;
         askers[i].priority = priorities[i];
         ask_elsewhere(&askers[i]);
     }
-    for (i = 0; i < ASKERS; ++i) {
+    for (int i = 0; i < ASKERS; ++i) {
         view_put(&view);
         ok(stw_operation_wait(askers[order[i]].operation, 0));
-        for (j = i + 1; j < ASKERS; ++j)
+        for (int j = i + 1; j < ASKERS; ++j)
             assert_int_equal(stw_operation_poll(askers[order[j]].operation), STW_PENDING);
         ok(stw_fetch_collect(askers[order[i]].operation, STW_STREAM_HOST, &view, 1));
         ok(stw_operation_free(askers[order[i]].operation));
@@ -215,12 +208,11 @@ static int written_home(uint32_t preset, uint32_t role, uint32_t tier)
 {
     enum { BLOCKS_MAX = 16 };
     machine small = machine_small();
-    stw_runtime *runtime;
     stw_tensor *tensors[BLOCKS_MAX];
     const int blocks = (int)(tier == STW_TIER_DEVICE ? small.device_blocks : small.host_blocks);
     int stored = 0, i;
     small.preset = preset;
-    runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open(&small);
     for (i = 0; i < blocks; ++i) {
         stw_tensor_spec spec = spec_f32(NULL, BLOCK / 4);
         stw_fetch_request request;
@@ -242,8 +234,7 @@ static int written_home(uint32_t preset, uint32_t role, uint32_t tier)
 TEST(a_preset_says_where_each_role_rests)
 {
     const uint32_t to_nvme[] = {STW_PRESET_AUTO, STW_PRESET_ZERO_INFINITY};
-    size_t i;
-    for (i = 0; i < COUNT(to_nvme); ++i) {
+    for (size_t i = 0; i < COUNT(to_nvme); ++i) {
         assert_true(written_home(to_nvme[i], STW_ROLE_PARAM, STW_TIER_DEVICE) > 0);
         assert_true(written_home(to_nvme[i], STW_ROLE_OPTIMIZER_STATE, STW_TIER_HOST) > 0);
         assert_int_equal(written_home(to_nvme[i], STW_ROLE_GRAD, STW_TIER_HOST), 0);
@@ -258,16 +249,12 @@ TEST(a_preset_says_where_each_role_rests)
 TEST(the_home_of_a_preset_is_where_a_pinned_tensor_stays)
 {
     const uint32_t presets[] = {STW_PRESET_ZERO_INFINITY, STW_PRESET_ZERO_OFFLOAD};
-    size_t i;
-    for (i = 0; i < COUNT(presets); ++i) {
+    for (size_t i = 0; i < COUNT(presets); ++i) {
         machine small = machine_small();
-        stw_policy pin = STW_POLICY_INIT;
-        stw_runtime *runtime;
-        stw_tensor *tensor;
         small.preset = presets[i];
-        runtime = machine_open(&small);
-        pin.retention = STW_RETAIN_PIN;
-        tensor = tensor_with(runtime, "pinned", &pin);
+        stw_runtime *runtime = machine_open(&small);
+        stw_policy pin = {.struct_size = sizeof pin, .retention = STW_RETAIN_PIN};
+        stw_tensor *tensor = tensor_with(runtime, "pinned", &pin);
         use(runtime, tensor, STW_WRITE);
         if (presets[i] == STW_PRESET_ZERO_OFFLOAD) {
             fails(stw_evict(runtime, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_ERROR_BUSY,
@@ -284,11 +271,9 @@ TEST(the_home_of_a_preset_is_where_a_pinned_tensor_stays)
 /* The states of one parameter after a step, with everything evicted that may leave. */
 static void states_after_a_step(const stw_policy *policy, uint32_t *residence_out)
 {
-    machine small = machine_small();
-    stw_runtime *runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
     stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
-    stw_update_options update = STW_UPDATE_OPTIONS_INIT;
     stw_optimizer *optimizer = NULL;
     stw_tensor *moment = NULL;
     float value = 0;
@@ -301,7 +286,7 @@ static void states_after_a_step(const stw_policy *policy, uint32_t *residence_ou
     ok(stw_optimizer_create(runtime, &options, &optimizer));
     hyper_usual(optimizer);
     ok(stw_optimizer_add(optimizer, &entry, 1));
-    update.flags = STW_UPDATE_WAIT;
+    stw_update_options update = {.struct_size = sizeof update, .flags = STW_UPDATE_WAIT};
     ok(stw_optimizer_step(optimizer, &update, NULL));
     ok(stw_optimizer_state(optimizer, entry.parameter, "exp_avg", &moment));
     (void)stw_evict(runtime, &moment, 1, STW_TIER_DEVICE, 0, 0);
@@ -316,11 +301,10 @@ static void states_after_a_step(const stw_policy *policy, uint32_t *residence_ou
 
 TEST(states_live_where_the_optimizers_policy_lets_them)
 {
-    stw_policy host = STW_POLICY_INIT;
     uint32_t residence = 0;
     states_after_a_step(NULL, &residence);
     assert_int_equal(residence, STW_ALLOW_NVME);
-    host.allowed_tiers = STW_ALLOW_HOST;
+    stw_policy host = {.struct_size = sizeof host, .allowed_tiers = STW_ALLOW_HOST};
     states_after_a_step(&host, &residence);
     assert_int_equal(residence, STW_ALLOW_HOST);
 }
@@ -329,13 +313,12 @@ TEST(states_live_where_the_optimizers_policy_lets_them)
 
 TEST(a_new_policy_decides_where_the_tensor_may_be)
 {
-    machine small = machine_small();
-    stw_runtime *runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *tensor = tensor_with(runtime, "t", NULL);
-    stw_policy policy = STW_POLICY_INIT;
     tensor_fill_sequence(tensor, HALF, 3);
     use(runtime, tensor, STW_READ_WRITE);
-    policy.allowed_tiers = STW_ALLOW_DEVICE | STW_ALLOW_HOST;
+    stw_policy policy = {.struct_size = sizeof policy,
+                         .allowed_tiers = STW_ALLOW_DEVICE | STW_ALLOW_HOST};
     ok(stw_tensor_set_policy(tensor, &policy));
     ok(stw_evict(runtime, &tensor, 1, STW_TIER_DEVICE, 0, 0));
     assert_int_equal(info_of(tensor).residence, STW_ALLOW_HOST);
@@ -353,9 +336,8 @@ TEST(a_new_policy_decides_where_the_tensor_may_be)
 
 TEST(a_new_policy_decides_who_leaves)
 {
-    stw_policy policy = STW_POLICY_INIT;
     contest here = contest_open(NULL, NULL);
-    policy.priority = 1;
+    stw_policy policy = {.struct_size = sizeof policy, .priority = 1};
     ok(stw_tensor_set_policy(here.older, &policy));
     contest_close(&here, here.newer);
     here = contest_open(NULL, NULL);
@@ -373,20 +355,18 @@ TEST(the_policy_of_a_tensor_in_a_shared_block_cannot_change_alone)
     machine small = machine_small();
     stw_runtime *runtime = machine_open(&small);
     stw_tensor *tensor = tensor_f32(runtime, "small", 100);
-    stw_tensor *beside, *later;
-    stw_policy policy = STW_POLICY_INIT;
     tensor_fill_sequence(tensor, 100, 1);
-    policy.allowed_tiers = STW_ALLOW_HOST;
+    stw_policy policy = {.struct_size = sizeof policy, .allowed_tiers = STW_ALLOW_HOST};
     /* Alone in its block it may; the next one of the old policy gets another block. */
     ok(stw_tensor_set_policy(tensor, &policy));
-    later = tensor_f32(runtime, "later", 100);
+    stw_tensor *later = tensor_f32(runtime, "later", 100);
     tensor_fill_sequence(later, 100, 2);
     ok(stw_evict(runtime, &later, 1, STW_TIER_HOST, 0, 0));
     assert_true((info_of(tensor).residence & (STW_ALLOW_DEVICE | STW_ALLOW_HOST)) != 0);
     tensor_expect_sequence(tensor, 100, 1);
     tensor_expect_sequence(later, 100, 2);
     tensor = later;
-    beside = tensor_f32(runtime, "beside", 100);
+    stw_tensor *beside = tensor_f32(runtime, "beside", 100);
     tensor_fill_sequence(beside, 100, 3);
     fails(stw_tensor_set_policy(tensor, &policy), STW_ERROR_UNSUPPORTED,
           "tensor 'later' shares its block with others, so its policy cannot change alone");

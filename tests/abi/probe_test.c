@@ -61,14 +61,12 @@ static int has(stw_runtime *runtime, const char *words)
 TEST(a_large_tier_is_probed_once_and_then_known)
 {
     machine wanted = large();
-    stw_link_stats stats = STW_LINK_STATS_INIT;
     struct stat about;
-    stw_runtime *runtime;
-    runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open(&wanted);
     assert_true(has(runtime, "\"source\": \"probe\""));
     assert_int_equal(stat(CACHE, &about), 0);
     assert_int_equal(about.st_mode & 07777, 0600);
-    ok(stw_link_stats_get(runtime, STW_LINK_NVME_TO_HOST, 0, &stats));
+    stw_link_stats stats = link_stats(runtime, STW_LINK_NVME_TO_HOST);
     assert_true(stats.measured_bytes_per_s > 0);
     assert_int_equal(stats.bytes, 0); /* a probe is no transfer */
     tensor_expect_sequence(tensor_on_disk(runtime, "t", 4 * MIB, 1), 4 * MIB, 1);
@@ -88,9 +86,8 @@ TEST(a_large_tier_is_probed_once_and_then_known)
 TEST(without_the_probe_nothing_is_measured_or_kept)
 {
     machine wanted = large();
-    stw_runtime *runtime;
     wanted.flags = STW_RUNTIME_NO_PROBE;
-    runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open(&wanted);
     assert_true(has(runtime, "\"source\": \"none\""));
     machine_close(runtime);
     wanted.flags = 0;
@@ -105,9 +102,8 @@ TEST(without_the_probe_nothing_is_measured_or_kept)
 TEST(a_driver_that_was_named_is_not_measured_for_others)
 {
     machine wanted = large();
-    stw_runtime *runtime;
     wanted.nvme_driver = "posix";
-    runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open(&wanted);
     assert_true(has(runtime, "\"source\": \"none\""));
     machine_close(runtime);
     assert_int_equal(access(CACHE, F_OK), -1);
@@ -122,9 +118,8 @@ TEST(a_driver_that_was_named_is_not_measured_for_others)
 TEST(options_of_a_driver_are_measured_for_themselves)
 {
     machine wanted = large();
-    stw_runtime *runtime;
     wanted.nvme_options = "allow_tmpfs=1"; /* which changes nothing here */
-    runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open(&wanted);
     assert_true(has(runtime, "\"source\": \"probe\""));
     machine_close(runtime);
     wanted.nvme_options = "";
@@ -145,11 +140,9 @@ TEST(options_of_a_driver_are_measured_for_themselves)
 TEST(what_a_probe_ran_with_is_not_the_next_opens_driver)
 {
     machine wanted = large();
-    char text[8192], *driver;
-    stw_runtime *runtime;
-    size_t bytes;
+    char text[8192];
     FILE *file;
-    runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open(&wanted);
     if (!has(runtime, "\"name\": \"aio\"")) {
         machine_close(runtime);
         print_message("skipped: aio does not work here\n");
@@ -158,9 +151,9 @@ TEST(what_a_probe_ran_with_is_not_the_next_opens_driver)
     machine_close(runtime);
     file = fopen(CACHE, "r+");
     assert_non_null(file);
-    bytes = fread(text, 1, sizeof text - 8, file);
+    size_t bytes = fread(text, 1, sizeof text - 8, file);
     text[bytes] = '\0';
-    driver = strstr(text, "\"aio\"");
+    char *driver = strstr(text, "\"aio\"");
     assert_non_null(driver);
     memmove(driver + strlen("\"posix\""), driver + strlen("\"aio\""),
             strlen(driver + strlen("\"aio\"")) + 1);
@@ -178,9 +171,8 @@ TEST(what_a_probe_ran_with_is_not_the_next_opens_driver)
 TEST(a_home_that_cannot_be_written_is_probed_without_a_cache)
 {
     machine wanted = large();
-    stw_runtime *runtime;
     setenv("XDG_CACHE_HOME", "/proc/nowhere", 1);
-    runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open(&wanted);
     assert_true(has(runtime, "\"source\": \"probe\""));
     assert_int_equal(times_logged("profile"), 0); /* nothing above a remark */
     machine_close(runtime);
@@ -189,14 +181,13 @@ TEST(a_home_that_cannot_be_written_is_probed_without_a_cache)
 TEST(a_damaged_cache_is_measured_anew_in_silence)
 {
     machine wanted = large();
-    stw_runtime *runtime;
     FILE *file;
     (void)mkdir(HOME "/stepwell", 0700);
     file = fopen(CACHE, "w");
     assert_non_null(file);
     fputs("{\"kind\": \"stepwell machine profile\", \"format\": 77}", file);
     fclose(file);
-    runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open(&wanted);
     assert_true(has(runtime, "\"source\": \"probe\""));
     assert_int_equal(times_logged("profile"), 0);
     machine_close(runtime);

@@ -5,7 +5,6 @@
  */
 #include "support.h"
 
-#include <dirent.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -19,14 +18,12 @@ static char kernel[64], processor[128], cores[32], device[64], file_system[64], 
 static void take_value(const char *text, const char *key, char *to, size_t size)
 {
     char wanted[64];
-    const char *at;
-    size_t length;
     snprintf(wanted, sizeof wanted, "\"%s\": ", key);
-    at = strstr(text, wanted);
+    const char *at = strstr(text, wanted);
     assert_non_null(at);
     at += strlen(wanted);
     at += *at == '"';
-    length = strcspn(at, "\",\n");
+    size_t length = strcspn(at, "\",\n");
     assert_true(length > 0 && length < size);
     memcpy(to, at, length);
     to[length] = 0;
@@ -36,8 +33,6 @@ static void take_value(const char *text, const char *key, char *to, size_t size)
 static int learn_names(void **state)
 {
     machine wanted = machine_small();
-    stw_runtime *runtime;
-    const char *text;
     char absolute[4096];
     (void)state;
     assert_non_null(getcwd(absolute, sizeof absolute - sizeof HOME));
@@ -47,8 +42,8 @@ static int learn_names(void **state)
     setenv("XDG_CONFIG_HOME", absolute, 1);
     setenv("XDG_CACHE_HOME", absolute, 1);
     wanted.profile_path = "";
-    runtime = machine_open(&wanted);
-    text = strstr(report_text(runtime), "\"profile\"");
+    stw_runtime *runtime = machine_open(&wanted);
+    const char *text = strstr(report_text(runtime), "\"profile\"");
     assert_non_null(text);
     take_value(text, "kernel", kernel, sizeof kernel);
     take_value(text, "processor", processor, sizeof processor);
@@ -109,7 +104,6 @@ static void profile_expect(stw_runtime *runtime, const char *words)
 
 static void as_profiled(stw_runtime *runtime, const char *source)
 {
-    stw_link_stats stats = STW_LINK_STATS_INIT;
     profile_expect(runtime, source);
     profile_expect(runtime, "\"created\": \"some day\"");
     profile_expect(runtime, "\"read_request_bytes\": 32768");
@@ -117,11 +111,11 @@ static void as_profiled(stw_runtime *runtime, const char *source)
     profile_expect(runtime, "\"write_request_bytes\": 16384");
     profile_expect(runtime, "\"write_queue_depth\": 3");
     profile_expect(runtime, "\"remark\": \"\"");
-    ok(stw_link_stats_get(runtime, STW_LINK_NVME_TO_HOST, 0, &stats));
+    stw_link_stats stats = link_stats(runtime, STW_LINK_NVME_TO_HOST);
     assert_int_equal(stats.measured_bytes_per_s, 2000000000);
-    ok(stw_link_stats_get(runtime, STW_LINK_DEVICE_TO_NVME, 0, &stats));
+    stats = link_stats(runtime, STW_LINK_DEVICE_TO_NVME);
     assert_int_equal(stats.measured_bytes_per_s, 1000000000);
-    ok(stw_link_stats_get(runtime, STW_LINK_HOST_TO_DEVICE, 0, &stats));
+    stats = link_stats(runtime, STW_LINK_HOST_TO_DEVICE);
     assert_int_equal(stats.measured_bytes_per_s, 0); /* a cpu device: nothing is copied */
 }
 
@@ -140,10 +134,9 @@ static void bytes_come_back(stw_runtime *runtime)
 TEST(a_named_profile_decides_what_the_program_leaves_open)
 {
     machine wanted = machine_small();
-    stw_runtime *runtime;
     profile_write(NAMED, processor, device, "posix");
     wanted.profile_path = NAMED;
-    runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open(&wanted);
     as_profiled(runtime, "\"source\": \"profile\"");
     profile_expect(runtime, "\"file\": \"" NAMED "\"");
     report_expect(runtime, ".", "\"name\": \"posix\"");
@@ -156,15 +149,13 @@ TEST(a_named_profile_decides_what_the_program_leaves_open)
 TEST(copies_to_a_device_across_a_bus_start_from_the_hosts_own)
 {
     machine wanted = machine_small();
-    stw_link_stats stats = STW_LINK_STATS_INIT;
-    stw_runtime *runtime;
     profile_write(NAMED, processor, device, "aio");
     wanted.profile_path = NAMED;
     wanted.device_driver = "cpu-discrete";
-    runtime = machine_open(&wanted);
-    ok(stw_link_stats_get(runtime, STW_LINK_HOST_TO_DEVICE, 0, &stats));
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_link_stats stats = link_stats(runtime, STW_LINK_HOST_TO_DEVICE);
     assert_int_equal(stats.measured_bytes_per_s, 5000000000);
-    ok(stw_link_stats_get(runtime, STW_LINK_NVME_TO_DEVICE, 0, &stats));
+    stats = link_stats(runtime, STW_LINK_NVME_TO_DEVICE);
     assert_int_equal(stats.measured_bytes_per_s, 0); /* bytes pass through the host */
     machine_close(runtime);
 }
@@ -172,11 +163,10 @@ TEST(copies_to_a_device_across_a_bus_start_from_the_hosts_own)
 TEST(what_the_program_says_wins_over_the_profile)
 {
     machine wanted = machine_small();
-    stw_runtime *runtime;
     profile_write(NAMED, processor, device, "aio");
     wanted.profile_path = NAMED;
     wanted.nvme_depth = 5;
-    runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open(&wanted);
     profile_expect(runtime, "\"read_queue_depth\": 5");
     profile_expect(runtime, "\"write_queue_depth\": 5");
     profile_expect(runtime, "\"read_request_bytes\": 32768");
@@ -227,10 +217,9 @@ TEST(a_named_profile_that_is_no_good_is_an_error)
 TEST(a_named_profile_of_another_machine_is_used_with_a_warning)
 {
     machine wanted = machine_small();
-    stw_runtime *runtime;
     profile_write(NAMED, "some other processor", device, "aio");
     wanted.profile_path = NAMED;
-    runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open(&wanted);
     assert_int_equal(times_logged("measured on another machine or kernel (some other processor"),
                      1);
     as_profiled(runtime, "\"source\": \"profile\"");
@@ -240,10 +229,9 @@ TEST(a_named_profile_of_another_machine_is_used_with_a_warning)
 TEST(a_named_profile_without_the_directory_is_a_warning)
 {
     machine wanted = machine_small();
-    stw_runtime *runtime;
     profile_write(NAMED, processor, "0:0", "aio");
     wanted.profile_path = NAMED;
-    runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open(&wanted);
     assert_int_equal(times_logged("knows nothing of '.'"), 1);
     as_usual(runtime);
     machine_close(runtime);
@@ -252,9 +240,8 @@ TEST(a_named_profile_without_the_directory_is_a_warning)
 TEST(the_users_profile_is_found)
 {
     machine wanted = machine_small();
-    stw_runtime *runtime;
     profile_write(USUAL, processor, device, "aio");
-    runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open(&wanted);
     as_profiled(runtime, "\"source\": \"profile\"");
     profile_expect(runtime, HOME "/stepwell/profile.json\"");
     assert_int_equal(times_logged("profile"), 0);
@@ -268,9 +255,8 @@ TEST(the_users_profile_is_found)
 TEST(a_users_profile_that_is_no_good_is_one_warning)
 {
     machine wanted = machine_small();
-    stw_runtime *runtime;
     text_write(USUAL, "{\"kind\": \"stepwell machine profile\"}");
-    runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open(&wanted);
     assert_int_equal(times_logged("'format' is missing"), 1);
     assert_int_equal(times_logged("profile: "), 1);
     as_usual(runtime);
@@ -292,8 +278,7 @@ TEST(a_users_profile_that_is_no_good_is_one_warning)
 
 TEST(small_budgets_are_not_probed)
 {
-    machine wanted = machine_small();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_small());
     as_usual(runtime);
     assert_int_equal(access(HOME "/stepwell/probe.json", F_OK), -1);
     machine_close(runtime);

@@ -16,17 +16,15 @@ static stw_tensor *gradient_make(stw_runtime *runtime, const char *name)
 static void add_to_view(const stw_view *view, float value)
 {
     float *values = view->pointer;
-    uint64_t i;
-    for (i = 0; i < view->element_count; ++i) values[i] += value * (float)(i % 7);
+    for (uint64_t i = 0; i < view->element_count; ++i) values[i] += value * (float)(i % 7);
 }
 
 static void expect_sum(stw_tensor *gradient, float value)
 {
     float *values = malloc(ELEMENTS * sizeof *values);
-    int i;
     assert_non_null(values);
     ok(stw_tensor_read(gradient, values, NULL));
-    for (i = 0; i < ELEMENTS; ++i) {
+    for (int i = 0; i < ELEMENTS; ++i) {
         if (values[i] == value * (float)(i % 7)) continue;
         fail_msg("element %d is %g, not %g", i, values[i], value * (float)(i % 7));
     }
@@ -37,11 +35,9 @@ TEST(a_view_begins_as_zeros_and_is_summed_at_release)
 {
     stw_runtime *runtime = machine_open(*state);
     stw_tensor *gradient = gradient_make(runtime, "g");
-    stw_view view;
-    int i, j;
-    for (i = 0; i < 4; ++i) {
-        view = view_get(runtime, gradient, STW_REDUCE);
-        for (j = 0; j < ELEMENTS; ++j) assert_float(((float *)view.pointer)[j], 0);
+    for (int i = 0; i < 4; ++i) {
+        stw_view view = view_get(runtime, gradient, STW_REDUCE);
+        for (int j = 0; j < ELEMENTS; ++j) assert_float(((float *)view.pointer)[j], 0);
         add_to_view(&view, 1);
         ok(stw_release(&view, 1, STW_STREAM_HOST, i < 3 ? STW_RELEASE_MORE : 0));
         expect_sum(gradient, (float)(i + 1));
@@ -91,22 +87,22 @@ TEST(a_part_of_a_gradient_is_summed_with_zeros_around_it)
     /* Inside a block, over the border of two, to the end, and one that overlaps others. */
     const int begins[] = {10, BLOCK / 4 - 100, ELEMENTS - 3, 0};
     const int counts[] = {20, 300, 3, ELEMENTS / 2};
-    stw_fetch_request request;
     stw_view view;
-    int i, j;
+    int i;
     float wanted;
     for (i = 0; i < 4; ++i) {
-        request = request_range(gradient, STW_REDUCE, (uint64_t)begins[i], (uint64_t)counts[i]);
+        stw_fetch_request request =
+            request_range(gradient, STW_REDUCE, (uint64_t)begins[i], (uint64_t)counts[i]);
         ok(stw_fetch(runtime, NULL, &request, 1, &view));
         assert_int_equal(view.element_count, counts[i]);
-        for (j = 0; j < counts[i]; ++j) {
+        for (int j = 0; j < counts[i]; ++j) {
             assert_float(((float *)view.pointer)[j], 0);
             ((float *)view.pointer)[j] = (float)(i + 1);
         }
         view_put(&view);
     }
     ok(stw_tensor_read(gradient, values, NULL));
-    for (j = 0; j < ELEMENTS; ++j) {
+    for (int j = 0; j < ELEMENTS; ++j) {
         for (wanted = 0, i = 0; i < 4; ++i) {
             if (j >= begins[i] && j < begins[i] + counts[i]) wanted += (float)(i + 1);
         }
@@ -123,10 +119,9 @@ TEST(memory_of_the_callers_is_summed_with_scale_and_dtype)
     stw_reduce_options options = STW_REDUCE_OPTIONS_INIT;
     float *local = malloc(ELEMENTS * sizeof *local);
     uint16_t *half = malloc(ELEMENTS * sizeof *half);
-    int i;
     assert_non_null(local);
     assert_non_null(half);
-    for (i = 0; i < ELEMENTS; ++i) {
+    for (int i = 0; i < ELEMENTS; ++i) {
         local[i] = (float)(i % 7);
         half[i] = 0;
         if (i % 7) { /* bf16 of 0..6 is exact: the upper half of the float */
@@ -170,15 +165,12 @@ TEST(only_three_dtypes_are_summed)
     };
     stw_runtime *runtime = machine_open(*state);
     uint64_t local[10] = {0};
-    size_t i;
-    for (i = 0; i < COUNT(refused); ++i) {
+    for (size_t i = 0; i < COUNT(refused); ++i) {
         stw_tensor_spec spec = spec_f32("sums", 10);
-        stw_fetch_request request;
-        stw_tensor *tensor;
         stw_view view;
         spec.dtype = refused[i].dtype, spec.role = STW_ROLE_GRAD;
-        tensor = tensor_make(runtime, &spec);
-        request = request_of(tensor, STW_REDUCE);
+        stw_tensor *tensor = tensor_make(runtime, &spec);
+        stw_fetch_request request = request_of(tensor, STW_REDUCE);
         fails(stw_reduce(tensor, local, NULL), STW_ERROR_INVALID, refused[i].words);
         fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_INVALID, refused[i].words);
         ok(stw_tensor_destroy(&tensor, 1));
@@ -190,13 +182,12 @@ TEST(one_call_fetches_a_gradient_several_times)
 {
     stw_runtime *runtime = machine_open(*state);
     stw_tensor *gradient = gradient_make(runtime, "g");
-    int round, i;
-    for (round = 1; round <= 2; ++round) {
+    for (int round = 1; round <= 2; ++round) {
         stw_fetch_request requests[3];
         stw_view views[3];
-        for (i = 0; i < 3; ++i) requests[i] = request_of(gradient, STW_REDUCE);
+        for (int i = 0; i < 3; ++i) requests[i] = request_of(gradient, STW_REDUCE);
         ok(stw_fetch(runtime, NULL, requests, 3, views));
-        for (i = 0; i < 3; ++i) add_to_view(&views[i], (float)(i + 1));
+        for (int i = 0; i < 3; ++i) add_to_view(&views[i], (float)(i + 1));
         ok(stw_release(views, 3, STW_STREAM_HOST, 0));
         expect_sum(gradient, (float)(6 * round));
     }
@@ -209,19 +200,16 @@ TEST(gradients_are_not_written_to_disk_while_there_is_room)
     static float local[ELEMENTS];
     stw_runtime *runtime = machine_open(*state);
     stw_tensor *gradient = gradient_make(runtime, "g");
-    stw_fetch_request request = request_of(gradient, STW_READ_WRITE);
     const uint32_t links[] = {STW_LINK_HOST_TO_NVME, STW_LINK_DEVICE_TO_NVME};
     stw_link_stats stats = STW_LINK_STATS_INIT;
-    stw_view view;
-    int i;
-    for (i = 0; i < 3; ++i) ok(stw_reduce(gradient, local, NULL));
-    view = view_get(runtime, gradient, STW_REDUCE);
+    for (int i = 0; i < 3; ++i) ok(stw_reduce(gradient, local, NULL));
+    stw_view view = view_get(runtime, gradient, STW_REDUCE);
     view_put(&view);
-    ok(stw_fetch(runtime, NULL, &request, 1, &view));
+    view = view_get(runtime, gradient, STW_READ_WRITE);
     ok(stw_release(&view, 1, STW_STREAM_HOST, STW_RELEASE_FAR));
     ok(stw_advise(&gradient, 1, STW_ADVICE_COLD));
     ok(stw_runtime_drain(runtime, 0));
-    for (i = 0; i < 2; ++i) {
+    for (int i = 0; i < 2; ++i) {
         ok(stw_link_stats_get(runtime, links[i], 0, &stats));
         assert_int_equal(stats.bytes, 0);
     }
@@ -232,12 +220,10 @@ TEST(sums_survive_eviction_between_micro_batches)
 {
     stw_runtime *runtime = machine_open(*state);
     stw_tensor *gradients[6];
-    stw_view view;
-    int i, round;
-    for (i = 0; i < 6; ++i) gradients[i] = gradient_make(runtime, NULL);
-    for (round = 0; round < 5; ++round) {
-        for (i = 0; i < 6; ++i) {
-            view = view_get(runtime, gradients[i], STW_REDUCE);
+    for (int i = 0; i < 6; ++i) gradients[i] = gradient_make(runtime, NULL);
+    for (int round = 0; round < 5; ++round) {
+        for (int i = 0; i < 6; ++i) {
+            stw_view view = view_get(runtime, gradients[i], STW_REDUCE);
             add_to_view(&view, (float)(i + 1));
             ok(stw_release(&view, 1, STW_STREAM_HOST, STW_RELEASE_MORE | STW_RELEASE_FAR));
         }
@@ -246,7 +232,7 @@ TEST(sums_survive_eviction_between_micro_batches)
             ok(stw_evict(runtime, NULL, 0, STW_TIER_DEFAULT, 0, 0));
         }
     }
-    for (i = 0; i < 6; ++i) expect_sum(gradients[i], 5 * (float)(i + 1));
+    for (int i = 0; i < 6; ++i) expect_sum(gradients[i], 5 * (float)(i + 1));
     machine_close(runtime);
 }
 
@@ -262,12 +248,11 @@ TEST(sums_in_half_precision_are_named_in_the_report)
     static char text[1 << 20];
     float sums[8];
     FILE *file;
-    int i;
     spec.dtype = STW_BF16, spec.role = STW_ROLE_GRAD;
     half = tensor_make(runtime, &spec);
     options.dtype = as_f32.dtype = STW_F32;
     ok(stw_reduce(half, large, &options));
-    for (i = 0; i < 10; ++i) ok(stw_reduce(half, small, &options));
+    for (int i = 0; i < 10; ++i) ok(stw_reduce(half, small, &options));
     ok(stw_reduce(full, large, NULL));
     ok(stw_tensor_read(half, sums, &as_f32));
     assert_float(sums[0], 256);

@@ -25,10 +25,9 @@ void refuse_direct_io_in(const char *directory)
 static int is_refused(int fd)
 {
     char link[64], path[4096];
-    ssize_t length;
     if (!refusing_directory) return 0;
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    length = readlink(link, path, sizeof path - 1);
+    ssize_t length = readlink(link, path, sizeof path - 1);
     if (length < 0) return 0;
     path[length] = 0;
     return strstr(path, refusing_directory) != NULL;
@@ -37,9 +36,8 @@ static int is_refused(int fd)
 int fcntl(int fd, int command, ...)
 {
     va_list arguments;
-    long argument;
     va_start(arguments, command);
-    argument = va_arg(arguments, long);
+    long argument = va_arg(arguments, long);
     va_end(arguments);
     if (command == F_SETFL && (argument & O_DIRECT) && is_refused(fd)) {
         errno = EINVAL;

@@ -34,15 +34,15 @@ static uint64_t resident(void)
 /* With one budget, of the device or of the host tier. */
 static stw_runtime *open_one(uint64_t device_bytes, uint64_t host_bytes, const char *driver_options)
 {
-    stw_device_options device = STW_DEVICE_OPTIONS_INIT;
-    stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     stw_runtime *runtime;
-    device.budget_bytes = device_bytes;
-    device.driver_options = driver_options;
-    options.devices = &device;
-    options.device_count = device_bytes > 0;
-    options.host_bytes = host_bytes;
-    options.log = log_line;
+    stw_device_options device = {.struct_size = sizeof device,
+                                 .budget_bytes = device_bytes,
+                                 .driver_options = driver_options};
+    stw_runtime_options options = {.struct_size = sizeof options,
+                                   .devices = &device,
+                                   .device_count = device_bytes > 0,
+                                   .host_bytes = host_bytes,
+                                   .log = log_line};
     ok(stw_runtime_open(&options, &runtime));
     return runtime;
 }
@@ -50,9 +50,8 @@ static stw_runtime *open_one(uint64_t device_bytes, uint64_t host_bytes, const c
 static void peak_follows_use(stw_runtime *runtime, uint64_t before)
 {
     uint64_t used = 0;
-    int i;
     assert_in_range(resident() - before, 0, SMALL);
-    for (i = 0; i < 3; ++i) {
+    for (int i = 0; i < 3; ++i) {
         char name[8];
         snprintf(name, sizeof name, "t%d", i);
         tensor_fill_sequence(tensor_f32(runtime, name, 16 * MIB / 4), 16 * MIB / 4, 0.0F);
@@ -91,11 +90,9 @@ static void stop_locking(void)
 
 TEST(a_host_tier_that_is_not_locked_costs_what_is_used_of_it)
 {
-    uint64_t before;
-    stw_runtime *runtime;
     stop_locking();
-    before = resident();
-    runtime = open_one(0, BUDGET, NULL);
+    uint64_t before = resident();
+    stw_runtime *runtime = open_one(0, BUDGET, NULL);
     assert_int_equal(logged("Not locked"), 1);
     peak_follows_use(runtime, before);
     machine_close(runtime);

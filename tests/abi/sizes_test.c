@@ -32,20 +32,16 @@ TEST(an_array_of_newer_specs_has_their_stride)
     stw_runtime *runtime = *state;
     newer_spec specs[3];
     stw_tensor *tensors[3];
-    stw_tensor_info info;
     char names[3][8];
-    int i;
     memset(specs, 0, sizeof specs);
-    for (i = 0; i < 3; ++i) {
+    for (int i = 0; i < 3; ++i) {
         snprintf(names[i], sizeof names[i], "wide%d", i);
         specs[i].known = spec_f32(names[i], 10 + (uint64_t)i);
         specs[i].known.struct_size = sizeof specs[i];
     }
     ok(stw_tensor_create(runtime, &specs[0].known, 3, tensors));
-    for (i = 0; i < 3; ++i) {
-        memset(&info, 0, sizeof info);
-        info.struct_size = sizeof info;
-        ok(stw_tensor_info_get(tensors[i], &info));
+    for (int i = 0; i < 3; ++i) {
+        stw_tensor_info info = info_of(tensors[i]);
         assert_string_equal(info.name, names[i]);
         assert_int_equal(info.elements, 10 + i);
     }
@@ -77,16 +73,14 @@ TEST(sizes_that_no_version_has_are_refused)
     stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     stw_runtime_options opening = STW_RUNTIME_OPTIONS_INIT;
     stw_tensor *tensor = NULL;
-    stw_fetch_request request;
     stw_view view;
     stw_runtime *other = NULL;
     const uint32_t sizes[] = {0, 1, 4, 13, 5000, UINT32_MAX};
-    size_t i;
     stw_tensor *live = tensor_f32(runtime, "live", 4);
     ok(stw_tensor_fill(live, 0, NULL));
-    for (i = 0; i < COUNT(sizes); ++i) {
+    for (size_t i = 0; i < COUNT(sizes); ++i) {
         spec.struct_size = options.struct_size = opening.struct_size = sizes[i];
-        request = request_of(live, STW_READ);
+        stw_fetch_request request = request_of(live, STW_READ);
         fails(stw_tensor_create(runtime, &spec, 1, &tensor), STW_ERROR_INVALID, "struct_size");
         fails(stw_fetch(runtime, &options, &request, 1, &view), STW_ERROR_INVALID, "struct_size");
         fails(stw_runtime_open(&opening, &other), STW_ERROR_INVALID, "struct_size");

@@ -22,12 +22,11 @@ static late_lose_fn *lose;
 
 static int load_module(void **state)
 {
-    void *handle;
     (void)state;
     if (!mkdtemp(directory)) return 1;
     snprintf(module, sizeof module, "%s/libstepwell-late.so", directory);
     if (copy_module("late", module)) return 1;
-    handle = dlopen(module, RTLD_NOW | RTLD_LOCAL);
+    void *handle = dlopen(module, RTLD_NOW | RTLD_LOCAL);
     if (!handle) return 1;
     *(void **)&enqueue = dlsym(handle, "late_enqueue");
     *(void **)&synchronise = dlsym(handle, "late_synchronise");
@@ -52,10 +51,9 @@ static stw_runtime *open_late(uint32_t device_blocks)
 
 static stw_view view_on(stw_runtime *runtime, stw_tensor *tensor, uint32_t access, void *stream)
 {
-    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     stw_fetch_request request = request_of(tensor, access);
     stw_view view;
-    options.stream = stream;
+    stw_fetch_options options = {.struct_size = sizeof options, .stream = stream};
     ok(stw_fetch(runtime, &options, &request, 1, &view));
     assert_int_equal(view.tier, STW_TIER_DEVICE);
     return view;
@@ -72,8 +70,7 @@ typedef struct job {
 static void do_job(void *arg)
 {
     const job *what = arg;
-    uint64_t i;
-    for (i = 0; i < what->elements; ++i)
+    for (uint64_t i = 0; i < what->elements; ++i)
         what->to[i] = what->add + (what->from ? what->from[i] : (float)i);
 }
 
@@ -94,8 +91,7 @@ static void copy_out(job *what, const stw_view *view, void *stream, float *to)
 
 static void expect_count(const float *values, uint64_t elements, float first)
 {
-    uint64_t i;
-    for (i = 0; i < elements; ++i) {
+    for (uint64_t i = 0; i < elements; ++i) {
         if (values[i] != first + (float)i) fail_msg("element %d is %g", (int)i, (double)values[i]);
     }
 }
@@ -106,7 +102,6 @@ TEST(a_stream_is_named_at_a_device_that_has_some)
 {
     stw_runtime *runtime = open_late(8);
     stw_tensor *tensor = tensor_f32(runtime, "t", ELEMENTS);
-    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     stw_fetch_request request = request_of(tensor, STW_WRITE);
     stw_device_info info = {sizeof info, 0, 0, 0, {0}, {0}};
     stw_operation *operation = NULL;
@@ -114,7 +109,7 @@ TEST(a_stream_is_named_at_a_device_that_has_some)
     ok(stw_device_info_get(runtime, 0, &info));
     assert_int_equal(info.flags, STW_DEVICE_STREAMS);
     fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_INVALID, "STW_STREAM_LEGACY");
-    options.stream = (void *)(uintptr_t)0x123;
+    stw_fetch_options options = {.struct_size = sizeof options, .stream = (void *)(uintptr_t)0x123};
     fails(stw_fetch(runtime, &options, &request, 1, &view), STW_ERROR_INVALID, "no stream of the");
     view = view_on(runtime, tensor, STW_WRITE, STW_STREAM_LEGACY);
     fails(stw_release(&view, 1, STW_STREAM_HOST, 0), STW_ERROR_INVALID, "STW_STREAM_LEGACY");
@@ -182,11 +177,10 @@ TEST(what_shares_a_block_waits_for_all_who_were_in_it)
     stw_runtime *runtime = open_late(1); /* whoever comes needs the same place */
     stw_tensor *tensors[2];
     stw_tensor *other = tensor_f32(runtime, "other", 16384);
-    stw_view first, second;
     job jobs[4];
     tensors[0] = tensor_f32(runtime, "first", FEW), tensors[1] = tensor_f32(runtime, "second", FEW);
-    first = view_on(runtime, tensors[0], STW_WRITE, LATE_STREAM(0));
-    second = view_on(runtime, tensors[1], STW_WRITE, LATE_STREAM(1));
+    stw_view first = view_on(runtime, tensors[0], STW_WRITE, LATE_STREAM(0));
+    stw_view second = view_on(runtime, tensors[1], STW_WRITE, LATE_STREAM(1));
     count_into(&jobs[0], &first, LATE_STREAM(0), 2);
     count_into(&jobs[1], &second, LATE_STREAM(1), 7);
     ok(stw_release(&first, 1, LATE_STREAM(0), 0));
@@ -240,26 +234,24 @@ TEST(readers_are_not_ordered_among_each_other)
     stw_runtime *runtime = open_late(8);
     stw_tensor *tensor = tensor_on_disk(runtime, "t", ELEMENTS, 2);
     job jobs[LATE_STREAMS];
-    late_calls before, after;
     stw_view view;
-    int i;
     /* Behind the copy that brings it, once. */
-    for (i = 0; i < LATE_STREAMS; ++i) {
+    for (int i = 0; i < LATE_STREAMS; ++i) {
         view = view_on(runtime, tensor, STW_READ, LATE_STREAM(i));
         ok(stw_release(&view, 1, LATE_STREAM(i), 0));
     }
-    before = counted();
-    for (i = 0; i < LATE_STREAMS; ++i) {
+    late_calls before = counted();
+    for (int i = 0; i < LATE_STREAMS; ++i) {
         view = view_on(runtime, tensor, STW_READ, LATE_STREAM(i));
         copy_out(&jobs[i], &view, LATE_STREAM(i), seen[i]);
         ok(stw_release(&view, 1, LATE_STREAM(i), 0));
     }
-    after = counted();
+    late_calls after = counted();
     assert_int_equal(after.streams_after, before.streams_after);
     assert_int_equal(after.marks, before.marks);
     view = view_on(runtime, tensor, STW_WRITE, STW_STREAM_LEGACY);
     synchronise(STW_STREAM_LEGACY);
-    for (i = 0; i < LATE_STREAMS; ++i) expect_count(seen[i], ELEMENTS, 2);
+    for (int i = 0; i < LATE_STREAMS; ++i) expect_count(seen[i], ELEMENTS, 2);
     ok(stw_release(&view, 1, STW_STREAM_LEGACY, STW_RELEASE_ABANDON));
     machine_close(runtime);
 }
@@ -269,10 +261,9 @@ TEST(without_a_stream_the_bytes_are_there)
 {
     stw_runtime *runtime = open_late(6);
     stw_tensor *tensors[2];
-    int i;
     tensors[0] = tensor_on_disk(runtime, "first", ELEMENTS, 1);
     tensors[1] = tensor_on_disk(runtime, "second", ELEMENTS, 70000);
-    for (i = 0; i < 20; ++i) {
+    for (int i = 0; i < 20; ++i) {
         stw_view view = view_on(runtime, tensors[i % 2], STW_READ, STW_STREAM_SYNCED);
         expect_count(view.pointer, ELEMENTS, i % 2 ? 70000 : 1);
         ok(stw_release(&view, 1, STW_STREAM_SYNCED, 0));
@@ -284,16 +275,14 @@ TEST(one_stream_alone_asks_the_driver_for_nothing)
 {
     stw_runtime *runtime = open_late(8);
     stw_tensor *tensor = tensor_f32(runtime, "t", ELEMENTS);
-    late_calls before, after;
     stw_view view = view_on(runtime, tensor, STW_WRITE, LATE_STREAM(0));
-    int i;
     ok(stw_release(&view, 1, LATE_STREAM(0), 0));
-    before = counted();
-    for (i = 0; i < 10; ++i) {
+    late_calls before = counted();
+    for (int i = 0; i < 10; ++i) {
         view = view_on(runtime, tensor, i % 2 ? STW_READ : STW_READ_WRITE, LATE_STREAM(0));
         ok(stw_release(&view, 1, LATE_STREAM(0), 0));
     }
-    after = counted();
+    late_calls after = counted();
     assert_memory_equal(&before, &after, sizeof before);
     machine_close(runtime);
 }
@@ -304,13 +293,11 @@ TEST(sums_begin_behind_what_was_there)
 {
     stw_runtime *runtime = open_late(16);
     stw_tensor_spec spec = spec_f32("gradient", ELEMENTS);
-    stw_tensor *gradient;
     stw_view views[2];
     job jobs[2];
-    int round;
     spec.role = STW_ROLE_GRAD;
-    gradient = tensor_make(runtime, &spec);
-    for (round = 0; round < 2; ++round) {
+    stw_tensor *gradient = tensor_make(runtime, &spec);
+    for (int round = 0; round < 2; ++round) {
         views[0] = view_on(runtime, gradient, STW_REDUCE, LATE_STREAM(0));
         views[1] = view_on(runtime, gradient, STW_REDUCE, LATE_STREAM(1));
         count_into(&jobs[0], &views[0], LATE_STREAM(0), 1);
@@ -320,9 +307,8 @@ TEST(sums_begin_behind_what_was_there)
     }
     {
         static float sum[ELEMENTS];
-        int i;
         ok(stw_tensor_read(gradient, sum, NULL));
-        for (i = 0; i < ELEMENTS; ++i) {
+        for (int i = 0; i < ELEMENTS; ++i) {
             if (sum[i] != 4 * (float)i + 6) fail_msg("element %d is %g", i, (double)sum[i]);
         }
     }
@@ -334,12 +320,11 @@ TEST(a_lost_stream_fails_what_would_come_behind_it)
     stw_runtime *runtime = open_late(8);
     stw_tensor *tensor = tensor_f32(runtime, "t", ELEMENTS);
     stw_tensor *other = tensor_on_disk(runtime, "other", ELEMENTS, 4);
-    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     stw_fetch_request request = request_of(tensor, STW_READ);
     stw_view view = view_on(runtime, tensor, STW_WRITE, LATE_STREAM(0));
     ok(stw_release(&view, 1, LATE_STREAM(0), 0));
     lose(LATE_STREAM(0));
-    options.stream = LATE_STREAM(1);
+    stw_fetch_options options = {.struct_size = sizeof options, .stream = LATE_STREAM(1)};
     fails(stw_fetch(runtime, &options, &request, 1, &view), STW_ERROR_DEVICE, "device 0");
     /* What is farther can still be had. */
     tensor_expect_sequence(other, ELEMENTS, 4);
@@ -356,11 +341,10 @@ TEST(the_stream_of_a_thread_is_marked_by_that_thread)
     stw_tensor *tensor = tensor_f32(runtime, "t", ELEMENTS);
     stw_view view = view_on(runtime, tensor, STW_WRITE, STW_STREAM_PER_THREAD);
     const late_calls before = counted();
-    late_calls after;
     job count;
     count_into(&count, &view, STW_STREAM_PER_THREAD, 6);
     ok(stw_release(&view, 1, STW_STREAM_PER_THREAD, 0));
-    after = counted();
+    late_calls after = counted();
     assert_int_equal(after.marks, before.marks + 1);
     ok(stw_evict(runtime, &tensor, 1, STW_TIER_DEVICE, 0, 0));
     assert_int_equal(counted().marks, after.marks);
@@ -374,13 +358,12 @@ TEST(a_stream_that_was_forgotten_is_marked_once_and_is_another_one_then)
     stw_tensor *tensor = tensor_f32(runtime, "t", ELEMENTS);
     stw_view view = view_on(runtime, tensor, STW_WRITE, LATE_STREAM(1));
     const late_calls before = counted();
-    late_calls after;
     job count;
     count_into(&count, &view, LATE_STREAM(1), 3);
     ok(stw_release(&view, 1, LATE_STREAM(1), 0));
     assert_int_equal(counted().marks, before.marks);
     ok(stw_stream_forget(runtime, LATE_STREAM(1)));
-    after = counted();
+    late_calls after = counted();
     assert_int_equal(after.marks, before.marks + 1);
     ok(stw_stream_forget(runtime, LATE_STREAM(1))); /* it is known no more */
     ok(stw_stream_forget(runtime, STW_STREAM_HOST));
@@ -396,9 +379,9 @@ TEST(a_stream_that_was_forgotten_is_marked_once_and_is_another_one_then)
 TEST(the_host_tier_is_registered_with_the_device)
 {
     stw_runtime *runtime = open_late(8);
-    stw_tier_stats stats = STW_TIER_STATS_INIT;
+    stw_tier_stats stats;
     do {
-        ok(stw_tier_stats_get(runtime, STW_TIER_HOST, 0, &stats));
+        stats = tier_stats(runtime, STW_TIER_HOST);
     } while (stats.registering_bytes > 0);
     assert_true(counted().pinned_bytes >= 32 * BLOCK);
     assert_int_equal(stats.registered_bytes, counted().pinned_bytes);

@@ -40,8 +40,7 @@ void test_add(const char *name, CMUnitTestFunction test)
 int tests_run(const char *group, CMFixtureFunction setup, CMFixtureFunction teardown,
               CMFixtureFunction setup_each, CMFixtureFunction teardown_each)
 {
-    size_t i;
-    for (i = 0; i < tests_count; ++i) {
+    for (size_t i = 0; i < tests_count; ++i) {
         tests[i].setup_func = setup_each;
         tests[i].teardown_func = teardown_each;
     }
@@ -50,8 +49,7 @@ int tests_run(const char *group, CMFixtureFunction setup, CMFixtureFunction tear
 
 int tests_run_on(const char *group, machine *now)
 {
-    size_t i;
-    for (i = 0; i < tests_count; ++i) tests[i].initial_state = now;
+    for (size_t i = 0; i < tests_count; ++i) tests[i].initial_state = now;
     return _cmocka_run_group_tests(group, tests, tests_count, NULL, NULL);
 }
 
@@ -69,9 +67,8 @@ int tests_run_on_each_machine(const char *what, machine *now)
     };
     static machine own;
     int failed = 0;
-    size_t i;
     if (!now) now = &own;
-    for (i = 0; i < COUNT(kinds); ++i) {
+    for (size_t i = 0; i < COUNT(kinds); ++i) {
         char name[128];
         snprintf(name, sizeof name, "%s, %s", what, kinds[i].name);
         memset(now, 0, sizeof *now);
@@ -103,10 +100,9 @@ void log_line(void *user, uint32_t level, const char *topic, const char *line)
 
 int times_logged(const char *part)
 {
-    const char *at;
     int times = 0;
     pthread_mutex_lock(&log_lock);
-    for (at = log_text; (at = strstr(at, part)) != NULL; ++at) ++times;
+    for (char *at = log_text; (at = strstr(at, part)) != NULL; ++at) ++times;
     pthread_mutex_unlock(&log_lock);
     return times;
 }
@@ -127,14 +123,14 @@ void log_reset(void)
 
 stw_status machine_try_open(const machine *wanted, stw_runtime **runtime_out)
 {
-    stw_device_options device = STW_DEVICE_OPTIONS_INIT;
-    stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     const uint64_t block = wanted->block_bytes ? wanted->block_bytes : BLOCK;
-    device.driver = wanted->device_driver;
-    device.budget_bytes = wanted->device_blocks * block;
-    nvme.path = wanted->nvme_path ? wanted->nvme_path : ".";
-    nvme.driver = wanted->nvme_driver;
+    stw_device_options device = {.struct_size = sizeof device,
+                                 .driver = wanted->device_driver,
+                                 .budget_bytes = wanted->device_blocks * block};
+    stw_nvme_options nvme = {.struct_size = sizeof nvme,
+                             .path = wanted->nvme_path ? wanted->nvme_path : ".",
+                             .driver = wanted->nvme_driver};
     /* The build directory may lie on tmpfs. */
     nvme.driver_options = wanted->nvme_options ? wanted->nvme_options : "allow_tmpfs=1";
     /* 1 MiB is kept for the superblock. */
@@ -174,6 +170,11 @@ stw_runtime *machine_open(const machine *wanted)
     return runtime;
 }
 
+stw_runtime *machine_open_as(machine wanted)
+{
+    return machine_open(&wanted);
+}
+
 void machine_close(stw_runtime *runtime)
 {
     ok(stw_runtime_close(runtime, 0, 0));
@@ -185,13 +186,12 @@ static char report[65536];
 const char *report_text(stw_runtime *runtime)
 {
     char path[64];
-    size_t length;
     FILE *file;
     snprintf(path, sizeof path, "report-%d.json", (int)getpid());
     ok(stw_report_write(runtime, path));
     file = fopen(path, "r");
     assert_non_null(file);
-    length = fread(report, 1, sizeof report - 1, file);
+    size_t length = fread(report, 1, sizeof report - 1, file);
     fclose(file);
     remove(path);
     report[length] = 0;
@@ -201,14 +201,14 @@ const char *report_text(stw_runtime *runtime)
 void report_expect(stw_runtime *runtime, const char *used_for, const char *words)
 {
     char wanted[256];
-    char *at, *begin, *end;
+    char *begin;
     char *text = report;
     (void)report_text(runtime);
     snprintf(wanted, sizeof wanted, "\"used_for\": \"%s\"", used_for);
-    at = strstr(text, wanted);
+    char *at = strstr(text, wanted);
     if (!at) fail_msg("no %s in the report\n%s", wanted, text);
     for (begin = at; *begin != '{'; --begin) assert_true(begin > text);
-    end = strchr(at, '}');
+    char *end = strchr(at, '}');
     assert_non_null(end);
     *end = 0;
     if (!strstr(begin, words)) fail_msg("no '%s' in the report's\n%s", words, begin);
@@ -216,8 +216,7 @@ void report_expect(stw_runtime *runtime, const char *used_for, const char *words
 
 int machine_setup(void **state)
 {
-    machine small = machine_small();
-    *state = machine_open(&small);
+    *state = machine_open_as(machine_small());
     return 0;
 }
 
@@ -243,12 +242,18 @@ stw_tier_stats tier_stats(stw_runtime *runtime, uint32_t tier)
     return stats;
 }
 
+stw_link_stats link_stats(stw_runtime *runtime, uint32_t link)
+{
+    stw_link_stats stats = STW_LINK_STATS_INIT;
+    ok(stw_link_stats_get(runtime, link, 0, &stats));
+    return stats;
+}
+
 uint64_t bytes_from_disk(stw_runtime *runtime)
 {
     const uint32_t links[] = {STW_LINK_NVME_TO_HOST, STW_LINK_NVME_TO_DEVICE};
     uint64_t bytes = 0;
-    uint32_t i;
-    for (i = 0; i < COUNT(links); ++i) {
+    for (uint32_t i = 0; i < COUNT(links); ++i) {
         stw_link_stats stats = STW_LINK_STATS_INIT;
         if (stw_link_stats_get(runtime, links[i], 0, &stats) == STW_OK) bytes += stats.bytes;
     }
@@ -291,9 +296,8 @@ stw_tensor *tensor_f32(stw_runtime *runtime, const char *name, uint64_t elements
 void tensor_fill_sequence(stw_tensor *tensor, uint64_t elements, float first)
 {
     float *values = malloc(elements * sizeof *values);
-    uint64_t i;
     assert_non_null(values);
-    for (i = 0; i < elements; ++i) values[i] = first + (float)i;
+    for (uint64_t i = 0; i < elements; ++i) values[i] = first + (float)i;
     ok(stw_tensor_write(tensor, values, NULL));
     free(values);
 }
@@ -301,10 +305,9 @@ void tensor_fill_sequence(stw_tensor *tensor, uint64_t elements, float first)
 void tensor_expect_sequence(stw_tensor *tensor, uint64_t elements, float first)
 {
     float *values = malloc(elements * sizeof *values);
-    uint64_t i;
     assert_non_null(values);
     ok(stw_tensor_read(tensor, values, NULL));
-    for (i = 0; i < elements; ++i) {
+    for (uint64_t i = 0; i < elements; ++i) {
         if (values[i] == first + (float)i) continue;
         fail_msg("element %llu is %g, not %g", (unsigned long long)i, values[i], first + (float)i);
     }
@@ -327,11 +330,11 @@ stw_tensor *tensor_on_disk(stw_runtime *runtime, const char *name, uint64_t elem
 
 stw_fetch_request request_range(stw_tensor *tensor, uint32_t access, uint64_t begin, uint64_t count)
 {
-    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
-    request.tensor = tensor;
-    request.access = access;
-    request.element_begin = begin;
-    request.element_count = count;
+    stw_fetch_request request = {.struct_size = sizeof request,
+                                 .tensor = tensor,
+                                 .access = access,
+                                 .element_begin = begin,
+                                 .element_count = count};
     return request;
 }
 
@@ -339,6 +342,22 @@ void hyper_usual(stw_optimizer *optimizer)
 {
     const stw_hyper usual = STW_HYPER_INIT;
     ok(stw_optimizer_set_hyper(optimizer, 0, &usual));
+}
+
+stw_optimizer *optimizer_make(stw_runtime *runtime, uint32_t algorithm)
+{
+    const stw_optimizer_options options = {.struct_size = sizeof options, .algorithm = algorithm};
+    stw_optimizer *optimizer = NULL;
+    ok(stw_optimizer_create(runtime, &options, &optimizer));
+    hyper_usual(optimizer);
+    return optimizer;
+}
+
+void optimizer_add(stw_optimizer *optimizer, stw_tensor *parameter, stw_tensor *gradient)
+{
+    const stw_optimizer_entry entry = {
+        .struct_size = sizeof entry, .parameter = parameter, .gradient = gradient};
+    ok(stw_optimizer_add(optimizer, &entry, 1));
 }
 
 stw_fetch_request request_of(stw_tensor *tensor, uint32_t access)

@@ -90,6 +90,7 @@ int tests_run_on_each_machine(const char *what, machine *now);
 
 stw_status machine_try_open(const machine *wanted, stw_runtime **runtime_out);
 stw_runtime *machine_open(const machine *wanted);
+stw_runtime *machine_open_as(machine wanted);
 void machine_close(stw_runtime *runtime);
 /* Fixtures of a group whose tests share one small machine: `state` is its runtime. */
 int machine_setup(void **state);
@@ -123,12 +124,16 @@ stw_tensor *tensor_on_disk(stw_runtime *runtime, const char *name, uint64_t elem
 
 stw_tensor_info info_of(stw_tensor *tensor);
 stw_tier_stats tier_stats(stw_runtime *runtime, uint32_t tier);
+stw_link_stats link_stats(stw_runtime *runtime, uint32_t link);
 uint64_t bytes_from_disk(stw_runtime *runtime);
 /* What the operation comes to, however long it takes. */
 stw_status status_of(stw_operation *operation);
 
 /* Group 0 gets STW_HYPER_INIT. */
 void hyper_usual(stw_optimizer *optimizer);
+/* With it. */
+stw_optimizer *optimizer_make(stw_runtime *runtime, uint32_t algorithm);
+void optimizer_add(stw_optimizer *optimizer, stw_tensor *parameter, stw_tensor *gradient);
 
 stw_fetch_request request_of(stw_tensor *tensor, uint32_t access);
 stw_fetch_request request_range(stw_tensor *tensor, uint32_t access, uint64_t begin,

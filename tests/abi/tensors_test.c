@@ -32,12 +32,11 @@ TEST(a_budget_too_small_is_refused_at_create_with_the_arithmetic)
     stw_tensor *first = tensor_f32(runtime, "first", 200 * BLOCK / 4);
     stw_tensor_spec spec = spec_f32("second", 100 * BLOCK / 4);
     stw_tensor *tensor = NULL;
-    stw_error_info info;
     fails(stw_tensor_create(runtime, &spec, 1, &tensor), STW_ERROR_BUDGET, "'second'");
     assert_non_null(strstr(stw_last_error(), "nvme"));
     assert_non_null(strstr(stw_last_error(), "6.2 MiB needed"));
     assert_non_null(strstr(stw_last_error(), "budget 16.0 MiB = 12.5 MiB promised"));
-    info = error_numbers();
+    stw_error_info info = error_numbers();
     assert_int_equal(info.tier, STW_TIER_NVME);
     assert_int_equal(info.needed_bytes, 100 * BLOCK);
     assert_int_equal(info.free_bytes, 56 * BLOCK);
@@ -115,9 +114,8 @@ TEST(find_and_next_follow_creation)
     stw_runtime *runtime = *state;
     stw_tensor *made[4], *at = NULL;
     const char *names[] = {"a", "b", "c", "d"};
-    int i;
-    for (i = 0; i < 4; ++i) made[i] = tensor_f32(runtime, names[i], 4);
-    for (i = 0; i < 4; ++i) {
+    for (int i = 0; i < 4; ++i) made[i] = tensor_f32(runtime, names[i], 4);
+    for (int i = 0; i < 4; ++i) {
         ok(stw_tensor_next(runtime, at, &at));
         assert_ptr_equal(at, made[i]);
         ok(stw_tensor_find(runtime, names[i], &at));
@@ -138,11 +136,10 @@ TEST(destroying_is_all_or_none_while_a_view_is_open)
 {
     stw_runtime *runtime = *state;
     stw_tensor *tensors[2];
-    stw_view view;
     tensors[0] = tensor_f32(runtime, "free", 16);
     tensors[1] = tensor_f32(runtime, "held", 16);
     ok(stw_tensor_fill(tensors[1], 1, NULL));
-    view = view_get(runtime, tensors[1], STW_READ);
+    stw_view view = view_get(runtime, tensors[1], STW_READ);
     fails(stw_tensor_destroy(tensors, 2), STW_ERROR_BUSY, "'held' has open views");
     assert_int_equal(info_of(tensors[0]).elements, 16);
     fails(stw_tensor_discard(&tensors[1], 1), STW_ERROR_BUSY, "'held'");
@@ -163,13 +160,10 @@ TEST(info_tells_shape_size_state_and_version)
 {
     stw_runtime *runtime = *state;
     stw_tensor_spec spec = spec_f32("cube", 3);
-    stw_tensor *tensor;
-    stw_tensor_info info;
-    stw_view view;
     spec.dimensions = 3, spec.shape[1] = 5, spec.shape[2] = 7, spec.dtype = STW_BF16;
     spec.role = STW_ROLE_CACHE;
-    tensor = tensor_make(runtime, &spec);
-    info = info_of(tensor);
+    stw_tensor *tensor = tensor_make(runtime, &spec);
+    stw_tensor_info info = info_of(tensor);
     assert_int_equal(info.state, STW_STATE_EMPTY);
     assert_int_equal(info.dimensions, 3);
     assert_int_equal(info.shape[1], 5);
@@ -180,7 +174,7 @@ TEST(info_tells_shape_size_state_and_version)
     assert_int_equal(info.dtype, STW_BF16);
     assert_int_equal(info.residence, 0);
     ok(stw_tensor_fill(tensor, 3, NULL));
-    view = view_get(runtime, tensor, STW_READ);
+    stw_view view = view_get(runtime, tensor, STW_READ);
     assert_int_equal(info_of(tensor).state, STW_STATE_VALID);
     assert_int_equal(info_of(tensor).open_views, 1);
     assert_true(info_of(tensor).version > info.version);
@@ -201,9 +195,8 @@ TEST(reshape_keeps_to_the_created_size_and_empties)
     const uint64_t smaller[2] = {10, 50}, larger[1] = {1001}, original[1] = {1000};
     const uint64_t overflowing[2] = {UINT64_C(1) << 40, UINT64_C(1) << 40};
     float values[500];
-    stw_view view;
     tensor_fill_sequence(tensor, 1000, 0);
-    view = view_get(runtime, tensor, STW_READ);
+    stw_view view = view_get(runtime, tensor, STW_READ);
     fails(stw_tensor_reshape(tensor, smaller, 2), STW_ERROR_BUSY, "'sequence'");
     view_put(&view);
     fails(stw_tensor_reshape(tensor, larger, 1), STW_ERROR_INVALID, "cannot be reshaped");
@@ -242,8 +235,7 @@ static void expect_zeros(stw_runtime *runtime, stw_tensor *tensor, uint64_t elem
 {
     stw_view view = view_get(runtime, tensor, STW_READ);
     const float *values = view.pointer;
-    uint64_t i;
-    for (i = 0; i < elements; ++i) assert_float(values[i], 0);
+    for (uint64_t i = 0; i < elements; ++i) assert_float(values[i], 0);
     view_put(&view);
 }
 
@@ -251,22 +243,22 @@ TEST(zero_tensors_read_as_zeros_alone_and_in_shared_blocks)
 {
     stw_runtime *runtime = *state;
     stw_tensor_spec spec = spec_f32(NULL, 100);
-    stw_tensor *small[6], *large;
-    int i, round;
-    for (i = 0; i < 6; ++i) {
+    stw_tensor *small[6];
+    for (int i = 0; i < 6; ++i) {
         spec.flags = i % 2 ? STW_TENSOR_ZERO : 0;
         small[i] = tensor_make(runtime, &spec);
     }
     spec.flags = STW_TENSOR_ZERO, spec.shape[0] = 3 * BLOCK / 4;
-    large = tensor_make(runtime, &spec);
-    for (round = 0; round < 3; ++round) {
-        for (i = 0; i < 6; i += 2) tensor_fill_sequence(small[i], 100, 100.0F * (float)(i + round));
-        for (i = 1; i < 6; i += 2) expect_zeros(runtime, small[i], 100);
+    stw_tensor *large = tensor_make(runtime, &spec);
+    for (int round = 0; round < 3; ++round) {
+        for (int i = 0; i < 6; i += 2)
+            tensor_fill_sequence(small[i], 100, 100.0F * (float)(i + round));
+        for (int i = 1; i < 6; i += 2) expect_zeros(runtime, small[i], 100);
         expect_zeros(runtime, large, 3 * BLOCK / 4);
-        for (i = 1; i < 6; i += 2) tensor_fill_sequence(small[i], 100, 7);
+        for (int i = 1; i < 6; i += 2) tensor_fill_sequence(small[i], 100, 7);
         tensor_fill_sequence(large, 3 * BLOCK / 4, 1);
         ok(stw_evict(runtime, NULL, 0, STW_TIER_DEVICE, 0, 0));
-        for (i = 1; i < 6; i += 2) tensor_expect_sequence(small[i], 100, 7);
+        for (int i = 1; i < 6; i += 2) tensor_expect_sequence(small[i], 100, 7);
         /* Some dead, some live in the same block. */
         ok(stw_tensor_discard(&small[1], 1));
         ok(stw_tensor_discard(&large, 1));
@@ -275,8 +267,8 @@ TEST(zero_tensors_read_as_zeros_alone_and_in_shared_blocks)
         tensor_expect_sequence(small[3], 100, 7);
         ok(stw_tensor_discard(&small[3], 1));
         ok(stw_tensor_discard(&small[5], 1));
-        for (i = 1; i < 6; i += 2) expect_zeros(runtime, small[i], 100);
-        for (i = 0; i < 6; i += 2)
+        for (int i = 1; i < 6; i += 2) expect_zeros(runtime, small[i], 100);
+        for (int i = 0; i < 6; i += 2)
             tensor_expect_sequence(small[i], 100, 100.0F * (float)(i + round));
     }
     ok(stw_tensor_destroy(small, 6));
@@ -289,12 +281,11 @@ TEST(an_empty_shape_that_reads_as_zeros_may_be_discarded)
     stw_runtime *runtime = *state;
     stw_tensor_spec spec = spec_f32(NULL, 0);
     stw_tensor *beside = tensor_f32(runtime, NULL, 100), *none;
-    stw_view view;
     spec.flags = STW_TENSOR_ZERO;
     none = tensor_make(runtime, &spec);
     tensor_fill_sequence(beside, 100, 1);
     ok(stw_tensor_discard(&none, 1));
-    view = view_get(runtime, none, STW_READ);
+    stw_view view = view_get(runtime, none, STW_READ);
     assert_int_equal(view.bytes, 0);
     view_put(&view);
     ok(stw_tensor_read(none, NULL, NULL));
@@ -308,27 +299,22 @@ TEST(an_empty_shape_that_reads_as_zeros_may_be_discarded)
 TEST(discarding_never_waits_for_the_block)
 {
     machine wanted = machine_small();
-    stw_runtime *runtime;
     stw_tensor_spec spec = spec_f32(NULL, 100);
-    stw_tensor *zero, *other;
-    stw_tensor_info info;
     float value;
     stw_copy_options options = STW_COPY_OPTIONS_INIT;
     wanted.nvme_driver = "fault";
     wanted.nvme_options = "inner=posix;inner.allow_tmpfs=1;at=read:1:hang;at=read:2:hang";
     wanted.host_blocks = 0;
-    runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open(&wanted);
     spec.flags = STW_TENSOR_ZERO;
-    zero = tensor_make(runtime, &spec);
-    other = tensor_f32(runtime, NULL, 100);
+    stw_tensor *zero = tensor_make(runtime, &spec);
+    stw_tensor *other = tensor_f32(runtime, NULL, 100);
     tensor_fill_sequence(zero, 100, 1);
     tensor_fill_sequence(other, 100, 1);
     ok(stw_evict(runtime, NULL, 0, STW_TIER_DEVICE, 0, 0));
     ok(stw_tensor_discard(&zero, 1));
     ok(stw_tensor_discard(&zero, 1));
-    memset(&info, 0, sizeof info);
-    info.struct_size = sizeof info;
-    ok(stw_tensor_info_get(zero, &info));
+    stw_tensor_info info = info_of(zero);
     assert_int_equal(info.state, STW_STATE_VALID);
     options.element_count = 1, options.timeout_ns = 50 * MILLISECOND_NS;
     fails(stw_tensor_read(zero, &value, &options), STW_ERROR_TIMEOUT, "");
@@ -339,12 +325,10 @@ TEST(read_only_tensors_are_written_by_write_alone)
 {
     stw_runtime *runtime = *state;
     stw_tensor_spec spec = spec_f32("frozen", 64);
-    stw_tensor *tensor;
-    stw_fetch_request request;
     stw_view view;
     spec.flags = STW_TENSOR_READ_ONLY;
-    tensor = tensor_make(runtime, &spec);
-    request = request_of(tensor, STW_WRITE);
+    stw_tensor *tensor = tensor_make(runtime, &spec);
+    stw_fetch_request request = request_of(tensor, STW_WRITE);
     fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_INVALID, "'frozen' is read-only");
     request.access = STW_READ_WRITE;
     fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_INVALID, "read-only");
@@ -360,13 +344,11 @@ TEST(read_only_tensors_are_written_by_write_alone)
 TEST(tensors_max_is_a_limit_with_its_number)
 {
     machine small = machine_small();
-    stw_runtime *runtime;
     stw_tensor *tensors[8], *more = NULL;
     stw_tensor_spec spec = spec_f32(NULL, 4);
-    int i;
     small.tensors_max = 8;
-    runtime = machine_open(&small);
-    for (i = 0; i < 8; ++i) tensors[i] = tensor_f32(runtime, NULL, 4);
+    stw_runtime *runtime = machine_open(&small);
+    for (int i = 0; i < 8; ++i) tensors[i] = tensor_f32(runtime, NULL, 4);
     fails(stw_tensor_create(runtime, &spec, 1, &more), STW_ERROR_LIMIT, "8 tensors exist");
     ok(stw_tensor_destroy(tensors, 1));
     ok(stw_tensor_create(runtime, &spec, 1, &tensors[0]));
@@ -421,16 +403,14 @@ TEST(tensors_past_the_budget_of_the_tables_are_refused)
     enum { TENSORS_MAX = 20000 };
     static stw_tensor *tensors[TENSORS_MAX];
     machine wanted = machine_small();
-    stw_runtime *runtime;
-    stw_tier_stats stats = STW_TIER_STATS_INIT;
     stw_tensor_spec spec = spec_f32(NULL, 4);
     uint32_t count = 0, again;
     wanted.views_max = 64;
     wanted.metadata_bytes = 8 * MIB;
-    runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open(&wanted);
     while (count < TENSORS_MAX && stw_tensor_create(runtime, &spec, 1, &tensors[count]) == STW_OK) {
         ++count;
-        ok(stw_tier_stats_get(runtime, STW_TIER_HOST, 0, &stats));
+        stw_tier_stats stats = tier_stats(runtime, STW_TIER_HOST);
         assert_int_equal(stats.metadata_budget_bytes, wanted.metadata_bytes);
         assert_true(stats.metadata_bytes <= wanted.metadata_bytes);
     }

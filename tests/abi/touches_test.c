@@ -32,8 +32,7 @@ static float *address_of(stw_tensor *tensor)
 static void make_all(stw_runtime *runtime, stw_tensor **tensors, float **addresses)
 {
     char name[16];
-    int i;
-    for (i = 0; i < TENSORS; ++i) {
+    for (int i = 0; i < TENSORS; ++i) {
         snprintf(name, sizeof name, "t%d", i);
         tensors[i] = tensor_f32(runtime, name, ELEMENTS);
         tensor_fill_sequence(tensors[i], ELEMENTS, (float)(i * 1000));
@@ -46,17 +45,14 @@ static void make_all(stw_runtime *runtime, stw_tensor **tensors, float **address
 __attribute__((no_sanitize("thread"))) static int has_sequence(const volatile float *values,
                                                                float first)
 {
-    int i;
-    for (i = 0; i < ELEMENTS; i += 61)
+    for (int i = 0; i < ELEMENTS; i += 61)
         if (values[i] != first + (float)i) return 0;
     return 1;
 }
 
 static uint64_t open_views(stw_runtime *runtime)
 {
-    stw_tier_stats stats = STW_TIER_STATS_INIT;
-    ok(stw_tier_stats_get(runtime, STW_TIER_DEVICE, 0, &stats));
-    return stats.open_views;
+    return tier_stats(runtime, STW_TIER_DEVICE).open_views;
 }
 
 /* The report has so many faults of the tensor. */
@@ -76,14 +72,13 @@ static void expect_touches(stw_runtime *runtime, const char *name, unsigned read
 
 TEST(what_is_read_without_a_view_is_fetched_counted_and_named)
 {
-    machine wanted = machine_touched();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_touched());
     stw_tensor *tensors[TENSORS];
     float *addresses[TENSORS];
-    int i, round;
     make_all(runtime, tensors, addresses);
-    for (round = 0; round < 3; ++round)
-        for (i = 0; i < TENSORS; ++i) assert_true(has_sequence(addresses[i], (float)(i * 1000)));
+    for (int round = 0; round < 3; ++round)
+        for (int i = 0; i < TENSORS; ++i)
+            assert_true(has_sequence(addresses[i], (float)(i * 1000)));
     expect_touches(runtime, "t0", 3, 0);
     expect_touches(runtime, "t11", 3, 0);
     machine_close(runtime);
@@ -91,18 +86,14 @@ TEST(what_is_read_without_a_view_is_fetched_counted_and_named)
 
 TEST(what_is_written_without_a_view_is_kept)
 {
-    machine wanted = machine_touched();
-    stw_runtime *runtime = machine_open(&wanted);
-    stw_tensor *tensors[TENSORS], *fresh;
-    float *addresses[TENSORS], *empty;
-    stw_view view;
-    int i;
+    stw_runtime *runtime = machine_open_as(machine_touched());
+    stw_tensor *tensors[TENSORS];
+    float *addresses[TENSORS];
     make_all(runtime, tensors, addresses);
-    for (i = 0; i < TENSORS; ++i) addresses[i][7] = -1.0F - (float)i;
-    for (i = 0; i < TENSORS; ++i) {
+    for (int i = 0; i < TENSORS; ++i) addresses[i][7] = -1.0F - (float)i;
+    for (int i = 0; i < TENSORS; ++i) {
         float values[8];
-        stw_copy_options some = STW_COPY_OPTIONS_INIT;
-        some.element_count = 8;
+        stw_copy_options some = {.struct_size = sizeof some, .element_count = 8};
         ok(stw_tensor_read(tensors[i], values, &some));
         assert_float(values[6], (float)(i * 1000 + 6));
         assert_float(values[7], -1.0F - (float)i);
@@ -110,7 +101,7 @@ TEST(what_is_written_without_a_view_is_kept)
     expect_touches(runtime, "t3", 0, 1);
     /* Resident, clean and not pinned: a write then is one too many, and not lost. */
     ok(stw_evict(runtime, &tensors[0], 1, STW_TIER_DEVICE, 0, 0));
-    view = view_get(runtime, tensors[0], STW_READ);
+    stw_view view = view_get(runtime, tensors[0], STW_READ);
     view_put(&view);
     assert_float(addresses[0][7], -1.0F);
     addresses[0][8] = 5.0F;
@@ -121,21 +112,19 @@ TEST(what_is_written_without_a_view_is_kept)
     ok(stw_evict(runtime, &tensors[0], 1, STW_TIER_DEVICE, 0, 0));
     assert_float(addresses[0][9], 6.0F);
     /* What was never written is zeros beside what is written now. */
-    fresh = tensor_f32(runtime, "fresh", ELEMENTS);
-    empty = address_of(fresh);
+    stw_tensor *fresh = tensor_f32(runtime, "fresh", ELEMENTS);
+    float *empty = address_of(fresh);
     empty[3] = 1.0F;
-    for (i = 0; i < ELEMENTS; ++i) assert_float(empty[i], i == 3 ? 1.0F : 0.0F);
+    for (int i = 0; i < ELEMENTS; ++i) assert_float(empty[i], i == 3 ? 1.0F : 0.0F);
     machine_close(runtime);
 }
 
 TEST(views_of_faults_end_with_the_next_step_mark_or_where_they_are_in_the_way)
 {
-    machine wanted = machine_touched();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_touched());
     stw_tensor *tensors[TENSORS];
     float *addresses[TENSORS];
     stw_phase *phase;
-    stw_view view;
     make_all(runtime, tensors, addresses);
     ok(stw_phase_create(runtime, "train", &phase));
     assert_float(addresses[0][1], 1.0F);
@@ -145,7 +134,7 @@ TEST(views_of_faults_end_with_the_next_step_mark_or_where_they_are_in_the_way)
     assert_float(addresses[1][1], 1001.0F);
     addresses[1][1] = 7.0F; /* one view, and now for writing */
     assert_int_equal(open_views(runtime), 1);
-    view = view_get(runtime, tensors[1], STW_READ_WRITE);
+    stw_view view = view_get(runtime, tensors[1], STW_READ_WRITE);
     assert_float(((float *)view.pointer)[1], 7.0F);
     view_put(&view);
     assert_float(addresses[2][1], 2001.0F);
@@ -160,20 +149,18 @@ TEST(views_of_faults_end_with_the_next_step_mark_or_where_they_are_in_the_way)
 /* Through a pin in the gate and through one by blocks, of a tensor alone and of ones that share. */
 TEST(what_is_written_beside_open_views_that_read_is_kept)
 {
-    machine wanted = machine_touched();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_touched());
     stw_tensor *tensors[TENSORS], *small[2];
     float *addresses[TENSORS], *few[2];
     stw_view views[2];
-    int i, round;
     make_all(runtime, tensors, addresses);
-    for (i = 0; i < 2; ++i) {
+    for (int i = 0; i < 2; ++i) {
         small[i] = tensor_f32(runtime, i == 0 ? "small" : "beside", 16);
         tensor_fill_sequence(small[i], 16, 0.0F);
         few[i] = address_of(small[i]);
     }
-    for (round = 0; round < 3; ++round) {
-        for (i = 0; i < TENSORS; ++i) {
+    for (int round = 0; round < 3; ++round) {
+        for (int i = 0; i < TENSORS; ++i) {
             views[0] = view_get(runtime, tensors[i], STW_READ);
             views[1] = view_get(runtime, tensors[i], STW_READ);
             addresses[i][7 + round] = -1.0F - (float)i;
@@ -182,21 +169,21 @@ TEST(what_is_written_beside_open_views_that_read_is_kept)
             addresses[i][17 + round] = -2.0F - (float)i; /* beside the one that is left */
             view_put(&views[1]);
         }
-        for (i = 0; i < 2; ++i) views[i] = view_get(runtime, small[i], STW_READ);
+        for (int i = 0; i < 2; ++i) views[i] = view_get(runtime, small[i], STW_READ);
         few[0][round] = -1.0F;
         few[1][round] = -2.0F;
-        for (i = 0; i < 2; ++i) view_put(&views[i]);
+        for (int i = 0; i < 2; ++i) view_put(&views[i]);
     }
-    for (i = 0; i < TENSORS; ++i) {
+    for (int i = 0; i < TENSORS; ++i) {
         ok(stw_evict(runtime, &tensors[i], 1, STW_TIER_DEVICE, 0, 0));
-        for (round = 0; round < 3; ++round) {
+        for (int round = 0; round < 3; ++round) {
             assert_float(addresses[i][7 + round], -1.0F - (float)i);
             assert_float(addresses[i][17 + round], -2.0F - (float)i);
         }
         assert_float(addresses[i][10], (float)(i * 1000 + 10));
     }
-    for (i = 0; i < 2; ++i) ok(stw_evict(runtime, &small[i], 1, STW_TIER_DEVICE, 0, 0));
-    for (round = 0; round < 3; ++round) {
+    for (int i = 0; i < 2; ++i) ok(stw_evict(runtime, &small[i], 1, STW_TIER_DEVICE, 0, 0));
+    for (int round = 0; round < 3; ++round) {
         assert_float(few[0][round], -1.0F);
         assert_float(few[1][round], -2.0F);
     }
@@ -255,22 +242,19 @@ struct half {
 static void *write_half(void *argument)
 {
     const struct half *half = argument;
-    int i;
     pthread_barrier_wait(half->together);
-    for (i = 0; i < ELEMENTS / 2; i += 256) half->begin[i] += 1.0F;
+    for (int i = 0; i < ELEMENTS / 2; i += 256) half->begin[i] += 1.0F;
     return NULL;
 }
 
 /* Both fault at once, with a view that reads and without one. */
 TEST(threads_that_write_parts_of_a_tensor_at_once_are_both_served)
 {
-    machine wanted = machine_touched();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_touched());
     stw_tensor *tensors[TENSORS];
     float *addresses[TENSORS];
-    int round, i;
     make_all(runtime, tensors, addresses);
-    for (round = 1; round <= 60; ++round) {
+    for (int round = 1; round <= 60; ++round) {
         pthread_barrier_t together;
         struct half halves[2];
         pthread_t threads[2];
@@ -278,53 +262,48 @@ TEST(threads_that_write_parts_of_a_tensor_at_once_are_both_served)
         ok(stw_evict(runtime, &tensors[0], 1, STW_TIER_DEVICE, 0, 0));
         if (round % 2) view = view_get(runtime, tensors[0], STW_READ);
         assert_int_equal(pthread_barrier_init(&together, NULL, 2), 0);
-        for (i = 0; i < 2; ++i) {
+        for (int i = 0; i < 2; ++i) {
             halves[i].begin = addresses[0] + i * ELEMENTS / 2, halves[i].together = &together;
             assert_int_equal(pthread_create(&threads[i], NULL, write_half, &halves[i]), 0);
         }
-        for (i = 0; i < 2; ++i) assert_int_equal(pthread_join(threads[i], NULL), 0);
+        for (int i = 0; i < 2; ++i) assert_int_equal(pthread_join(threads[i], NULL), 0);
         pthread_barrier_destroy(&together);
         if (round % 2) view_put(&view);
     }
-    for (i = 0; i < ELEMENTS; i += 256) assert_float(addresses[0][i], (float)(i + 60));
+    for (int i = 0; i < ELEMENTS; i += 256) assert_float(addresses[0][i], (float)(i + 60));
     machine_close(runtime);
 }
 
 TEST(after_a_step_the_updated_bytes_are_read)
 {
-    machine wanted = machine_touched();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_touched());
     stw_tensor *parameters[3], *gradients[3];
     float *addresses[3];
     stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
     stw_optimizer *optimizer;
     stw_hyper hyper = STW_HYPER_INIT;
     char name[16];
-    int i, step;
     options.algorithm = STW_OPTIMIZER_SGD;
     ok(stw_optimizer_create(runtime, &options, &optimizer));
     hyper.lr = 1.0;
     hyper.weight_decay = 0.0;
     ok(stw_optimizer_set_hyper(optimizer, 0, &hyper));
-    for (i = 0; i < 3; ++i) {
-        stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+    for (int i = 0; i < 3; ++i) {
         snprintf(name, sizeof name, "w%d", i);
         parameters[i] = tensor_f32(runtime, name, ELEMENTS);
         ok(stw_tensor_fill(parameters[i], 100.0, NULL));
         snprintf(name, sizeof name, "g%d", i);
         gradients[i] = tensor_f32(runtime, name, ELEMENTS);
         addresses[i] = address_of(parameters[i]);
-        entry.parameter = parameters[i];
-        entry.gradient = gradients[i];
-        ok(stw_optimizer_add(optimizer, &entry, 1));
+        optimizer_add(optimizer, parameters[i], gradients[i]);
     }
-    for (step = 1; step <= 20; ++step) {
-        for (i = 0; i < 3; ++i) {
+    for (int step = 1; step <= 20; ++step) {
+        for (int i = 0; i < 3; ++i) {
             assert_float(addresses[i][ELEMENTS - 1], 101.0F - (float)step);
             ok(stw_tensor_fill(gradients[i], 1.0, NULL));
         }
         ok(stw_optimizer_step(optimizer, NULL, NULL));
-        for (i = 2; i >= 0; --i) {
+        for (int i = 2; i >= 0; --i) {
             assert_float(addresses[i][0], 100.0F - (float)step);
             assert_float(addresses[i][ELEMENTS - 1], 100.0F - (float)step);
         }
@@ -343,8 +322,7 @@ typedef struct reader {
 static void *read_some(void *argument)
 {
     reader *mine = argument;
-    int i;
-    for (i = 0; i < 300; ++i) {
+    for (int i = 0; i < 300; ++i) {
         const unsigned at = (mine->seed = mine->seed * 1103515245 + 12345) / 65536 % TENSORS;
         mine->wrong += !has_sequence(mine->addresses[at], (float)(at * 1000));
     }
@@ -353,25 +331,23 @@ static void *read_some(void *argument)
 
 TEST(threads_that_read_see_their_own_bytes_while_others_come_and_go)
 {
-    machine wanted = machine_touched();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_touched());
     stw_tensor *tensors[TENSORS];
     float *addresses[TENSORS];
     pthread_t threads[4];
     reader readers[4];
-    int i;
     make_all(runtime, tensors, addresses);
-    for (i = 0; i < 4; ++i) {
+    for (int i = 0; i < 4; ++i) {
         const reader one = {addresses, (unsigned)i + 1, 0};
         readers[i] = one;
         assert_int_equal(pthread_create(&threads[i], NULL, read_some, &readers[i]), 0);
     }
-    for (i = 0; i < 200; ++i) {
+    for (int i = 0; i < 200; ++i) {
         stw_view view = view_get(runtime, tensors[i % TENSORS], STW_READ);
         assert_true(has_sequence(view.pointer, (float)(i % TENSORS * 1000)));
         view_put(&view);
     }
-    for (i = 0; i < 4; ++i) {
+    for (int i = 0; i < 4; ++i) {
         assert_int_equal(pthread_join(threads[i], NULL), 0);
         assert_int_equal(readers[i].wrong, 0);
     }
@@ -410,8 +386,7 @@ static int jumps(volatile float *address, float *value)
 TEST(faults_elsewhere_go_to_the_handler_that_was_there)
 {
     const struct sigaction before = handle(jump_back);
-    machine wanted = machine_touched();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_touched());
     stw_tensor *tensors[TENSORS];
     float *addresses[TENSORS], value;
     struct sigaction now;
@@ -446,9 +421,8 @@ static machine machine_faulty(void)
 TEST(what_cannot_be_fetched_goes_to_the_handler_and_has_a_name)
 {
     const struct sigaction before = handle(jump_back);
-    machine wanted = machine_faulty();
-    stw_runtime *runtime = machine_open(&wanted);
-    stw_tensor *tensors[TENSORS], *empty;
+    stw_runtime *runtime = machine_open_as(machine_faulty());
+    stw_tensor *tensors[TENSORS];
     float *addresses[TENSORS], value;
     stw_error_info info = {.struct_size = sizeof info};
     make_all(runtime, tensors, addresses);
@@ -458,7 +432,7 @@ TEST(what_cannot_be_fetched_goes_to_the_handler_and_has_a_name)
     assert_int_equal(stw_runtime_error(runtime, &info), STW_ERROR_IO);
     assert_string_equal(info.tensor, "t0");
     ok(stw_runtime_clear_error(runtime));
-    empty = tensor_f32(runtime, "nothing", 16);
+    stw_tensor *empty = tensor_f32(runtime, "nothing", 16);
     assert_true(jumps(address_of(empty), &value));
     assert_int_equal(stw_runtime_error(runtime, &info), STW_ERROR_EMPTY);
     ok(stw_runtime_clear_error(runtime));
@@ -501,9 +475,8 @@ static int last_words(void (*body)(void), char *words, size_t capacity)
     int ends[2], status = 0;
     size_t length = 0;
     ssize_t n;
-    pid_t child;
     assert_int_equal(pipe(ends), 0);
-    child = fork();
+    pid_t child = fork();
     if (child == 0) {
         signal(SIGSEGV, SIG_DFL);
         dup2(ends[1], STDERR_FILENO);
@@ -524,9 +497,8 @@ static void touch_nothing(void)
 {
     machine wanted = machine_touched();
     stw_runtime *runtime;
-    float value;
     if (machine_try_open(&wanted, &runtime) != STW_OK) _exit(1);
-    value = *(volatile float *)address_of(tensor_f32(runtime, "never-written", 16));
+    float value = *(volatile float *)address_of(tensor_f32(runtime, "never-written", 16));
     _exit(value == 0.0F ? 2 : 3);
 }
 
@@ -547,16 +519,14 @@ static void touch_the_parents(void)
 
 TEST(a_forked_child_is_not_served)
 {
-    machine wanted = machine_touched();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_touched());
     stw_tensor *tensors[TENSORS];
     float *addresses[TENSORS];
     char words[1024];
-    int status, i;
     make_all(runtime, tensors, addresses);
-    for (i = 0; i < TENSORS; ++i) assert_float(addresses[i][1], (float)(i * 1000 + 1));
+    for (int i = 0; i < TENSORS; ++i) assert_float(addresses[i][1], (float)(i * 1000 + 1));
     parents = addresses[0];
-    status = last_words(touch_the_parents, words, sizeof words);
+    int status = last_words(touch_the_parents, words, sizeof words);
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
     machine_close(runtime);
 }

@@ -30,12 +30,11 @@ static void rank(void *user, uint32_t tier, uint32_t device, const stw_victim *v
                  double *scores_out)
 {
     ranker *mine = user;
-    uint32_t i;
     pthread_mutex_lock(&mine->mutex);
     ++mine->calls, ++mine->inside;
     pthread_cond_broadcast(&mine->changed);
     mine->misplaced += device != 0 || (tier != STW_TIER_DEVICE && tier != STW_TIER_HOST);
-    for (i = 0; i < n; ++i) {
+    for (uint32_t i = 0; i < n; ++i) {
         if (victims[i].tensor == mine->watched && tier == STW_TIER_DEVICE) mine->seen = victims[i];
         scores_out[i] +=
             mine->score_of ? mine->score_of(&victims[i]) : mine->score_of_role[victims[i].role];
@@ -100,18 +99,15 @@ static void set_and_await(stw_runtime *runtime, ranker *mine)
 
 static uint64_t bytes_read(stw_runtime *runtime)
 {
-    stw_link_stats stats = STW_LINK_STATS_INIT;
-    ok(stw_link_stats_get(runtime, STW_LINK_NVME_TO_DEVICE, 0, &stats));
-    return stats.bytes;
+    return link_stats(runtime, STW_LINK_NVME_TO_DEVICE).bytes;
 }
 
 /* ------------------------------------------------------------------------- what they change -- */
 
 static void read_in_turn(stw_runtime *runtime, stw_tensor *const *tensors, int rounds)
 {
-    int round, i;
-    for (round = 0; round < rounds; ++round) {
-        for (i = 0; i < CYCLE; ++i) {
+    for (int round = 0; round < rounds; ++round) {
+        for (int i = 0; i < CYCLE; ++i) {
             stw_view view = view_get(runtime, tensors[i], STW_READ);
             assert_float(((const float *)view.pointer)[F32S - 1], (float)(i + F32S - 1));
             view_put(&view);
@@ -124,13 +120,10 @@ TEST(keeping_half_of_a_cycle_saves_reads_that_recency_does_not)
 {
     machine wanted = machine_small();
     ranker mine;
-    stw_runtime *runtime;
     stw_tensor *tensors[CYCLE];
-    uint64_t begin, by_recency;
-    int i;
     wanted.host_blocks = 0;
-    runtime = machine_open(&wanted);
-    for (i = 0; i < CYCLE; ++i) {
+    stw_runtime *runtime = machine_open(&wanted);
+    for (int i = 0; i < CYCLE; ++i) {
         stw_tensor_spec spec = spec_f32(NULL, F32S);
         spec.role = i < KEPT ? STW_ROLE_PARAM : STW_ROLE_OTHER;
         tensors[i] = tensor_make(runtime, &spec);
@@ -138,9 +131,9 @@ TEST(keeping_half_of_a_cycle_saves_reads_that_recency_does_not)
     }
     ok(stw_runtime_drain(runtime, 0));
     read_in_turn(runtime, tensors, 1);
-    begin = bytes_read(runtime);
+    uint64_t begin = bytes_read(runtime);
     read_in_turn(runtime, tensors, 4);
-    by_recency = bytes_read(runtime) - begin;
+    uint64_t by_recency = bytes_read(runtime) - begin;
     assert_int_equal(by_recency, 4 * CYCLE * BLOCK);
 
     ranker_begin(&mine);
@@ -170,23 +163,17 @@ static double score_by_number(const stw_victim *victim)
 /* Sums of contributions into tensors that do not fit, and their update: the bits at the end. */
 static void train(double (*score_of)(const stw_victim *victim), float *result, uint64_t elements)
 {
-    machine wanted = machine_small();
-    stw_runtime *runtime = machine_open(&wanted);
-    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
-    stw_optimizer *optimizer;
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_phase *phase;
     stw_tensor *parameters[4], *gradients[4];
     ranker mine;
-    int i, step;
     float *local = malloc(elements * sizeof *local);
     ranker_begin(&mine);
     mine.score_of = score_of;
     if (score_of) ok(policy_set(runtime, &mine));
-    options.algorithm = STW_OPTIMIZER_ADAMW;
-    ok(stw_optimizer_create(runtime, &options, &optimizer));
-    hyper_usual(optimizer);
+    stw_optimizer *optimizer = optimizer_make(runtime, STW_OPTIMIZER_ADAMW);
     ok(stw_phase_create(runtime, "train", &phase));
-    for (i = 0; i < 4; ++i) {
+    for (int i = 0; i < 4; ++i) {
         stw_tensor_spec spec = spec_f32(NULL, elements);
         stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
         parameters[i] = entry.parameter = tensor_make(runtime, &spec);
@@ -195,19 +182,18 @@ static void train(double (*score_of)(const stw_victim *victim), float *result, u
         tensor_fill_sequence(parameters[i], elements, (float)i);
         ok(stw_optimizer_add(optimizer, &entry, 1));
     }
-    for (step = 0; step < 4; ++step) {
-        stw_update_options update = STW_UPDATE_OPTIONS_INIT;
-        uint64_t at;
+    for (int step = 0; step < 4; ++step) {
         ok(stw_step_begin(phase));
-        for (i = 0; i < 4; ++i) {
-            for (at = 0; at < elements; ++at) local[at] = (float)((at * 37 + step) % 11) - 5.0F;
+        for (int i = 0; i < 4; ++i) {
+            for (uint64_t at = 0; at < elements; ++at)
+                local[at] = (float)((at * 37 + step) % 11) - 5.0F;
             ok(stw_reduce(gradients[i], local, NULL));
         }
-        update.clip_norm = 1;
+        stw_update_options update = {.struct_size = sizeof update, .clip_norm = 1};
         ok(stw_optimizer_step(optimizer, &update, NULL));
         ok(stw_step_end(phase, NULL));
     }
-    for (i = 0; i < 4; ++i)
+    for (int i = 0; i < 4; ++i)
         ok(stw_tensor_read(parameters[i], result + (uint64_t)i * elements, NULL));
     ok(stw_optimizer_destroy(optimizer));
     machine_close(runtime);
@@ -229,13 +215,10 @@ TEST(no_policy_changes_a_bit)
 
 TEST(a_policy_is_shown_what_is_there)
 {
-    machine wanted = machine_small();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor_spec spec = spec_f32("w", F32S + 100);
     stw_policy rules = STW_POLICY_INIT;
     stw_tensor *small[2];
-    stw_view view;
-    stw_victim seen;
     ranker mine;
     ranker_begin(&mine);
     spec.role = STW_ROLE_CACHE;
@@ -243,7 +226,7 @@ TEST(a_policy_is_shown_what_is_there)
     spec.policy = &rules;
     mine.watched = tensor_make(runtime, &spec);
     set_and_await(runtime, &mine);
-    seen = ranker_seen(&mine);
+    stw_victim seen = ranker_seen(&mine);
     assert_true(seen.tensor == mine.watched && seen.bytes == 0);
     assert_true(seen.last_use == UINT64_MAX && seen.next_use == UINT64_MAX);
     assert_int_equal(seen.role, STW_ROLE_CACHE);
@@ -252,7 +235,7 @@ TEST(a_policy_is_shown_what_is_there)
     assert_int_equal(seen.flags, 0);
     tensor_fill_sequence(mine.watched, F32S + 100, 0);
     small[0] = tensor_f32(runtime, "a", 10), small[1] = tensor_f32(runtime, "b", 10);
-    view = view_get(runtime, mine.watched, STW_READ);
+    stw_view view = view_get(runtime, mine.watched, STW_READ);
     set_and_await(runtime, &mine);
     seen = ranker_seen(&mine);
     assert_int_equal(seen.bytes, BLOCK + 400);
@@ -272,14 +255,11 @@ TEST(a_policy_is_shown_what_is_there)
 
 TEST(steps_tell_the_next_use_and_ask_again)
 {
-    machine wanted = machine_small();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *tensors[3];
     stw_phase *phase;
     ranker mine;
-    uint64_t before;
-    int i, step;
-    for (i = 0; i < 3; ++i) {
+    for (int i = 0; i < 3; ++i) {
         tensors[i] = tensor_f32(runtime, NULL, F32S);
         tensor_fill_sequence(tensors[i], F32S, 0);
     }
@@ -287,11 +267,11 @@ TEST(steps_tell_the_next_use_and_ask_again)
     ranker_begin(&mine);
     mine.watched = tensors[2];
     set_and_await(runtime, &mine);
-    for (step = 0; step < 2; ++step) {
-        before = tier_stats(runtime, STW_TIER_DEVICE).policy_calls;
+    for (int step = 0; step < 2; ++step) {
+        uint64_t before = tier_stats(runtime, STW_TIER_DEVICE).policy_calls;
         ok(stw_step_begin(phase));
         await_scores(runtime, before, 1);
-        for (i = 0; step == 0 && i < 3; ++i) {
+        for (int i = 0; step == 0 && i < 3; ++i) {
             stw_view view = view_get(runtime, tensors[i], STW_READ);
             view_put(&view);
         }
@@ -306,18 +286,15 @@ TEST(steps_tell_the_next_use_and_ask_again)
 TEST(evictions_make_scores_old)
 {
     machine wanted = machine_small();
-    stw_runtime *runtime;
     stw_tensor *tensors[CYCLE];
-    uint64_t before;
     ranker mine;
-    int i;
     wanted.host_blocks = 0;
-    runtime = machine_open(&wanted);
-    for (i = 0; i < CYCLE; ++i) tensors[i] = tensor_f32(runtime, NULL, F32S);
+    stw_runtime *runtime = machine_open(&wanted);
+    for (int i = 0; i < CYCLE; ++i) tensors[i] = tensor_f32(runtime, NULL, F32S);
     ranker_begin(&mine);
     set_and_await(runtime, &mine);
-    before = tier_stats(runtime, STW_TIER_DEVICE).policy_calls;
-    for (i = 0; i < CYCLE; ++i) tensor_fill_sequence(tensors[i], F32S, (float)i);
+    uint64_t before = tier_stats(runtime, STW_TIER_DEVICE).policy_calls;
+    for (int i = 0; i < CYCLE; ++i) tensor_fill_sequence(tensors[i], F32S, (float)i);
     await_scores(runtime, before, 1);
     read_in_turn(runtime, tensors, 1);
     machine_close(runtime);
@@ -328,18 +305,16 @@ TEST(evictions_make_scores_old)
 TEST(a_policy_that_hangs_stops_nothing)
 {
     machine wanted = machine_small();
-    stw_runtime *runtime;
-    stw_tensor *tensors[CYCLE], *gone;
+    stw_tensor *tensors[CYCLE];
     stw_tensor_info info = {0};
     ranker mine;
-    int i;
     wanted.host_blocks = 0;
-    runtime = machine_open(&wanted);
-    for (i = 0; i < CYCLE; ++i) {
+    stw_runtime *runtime = machine_open(&wanted);
+    for (int i = 0; i < CYCLE; ++i) {
         tensors[i] = tensor_f32(runtime, NULL, F32S);
         tensor_fill_sequence(tensors[i], F32S, (float)i);
     }
-    gone = tensor_f32(runtime, "gone", 10);
+    stw_tensor *gone = tensor_f32(runtime, "gone", 10);
     ranker_begin(&mine);
     ranker_hold(&mine, 1);
     ok(policy_set(runtime, &mine));
@@ -360,11 +335,9 @@ TEST(a_policy_that_hangs_stops_nothing)
 
 TEST(a_policy_that_was_replaced_is_called_no_more)
 {
-    machine wanted = machine_small();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_small());
     ranker first, second;
     stw_phase *phase;
-    uint64_t before;
     int calls;
     tensor_fill_sequence(tensor_f32(runtime, NULL, F32S), F32S, 0);
     ranker_begin(&first), ranker_begin(&second);
@@ -372,7 +345,7 @@ TEST(a_policy_that_was_replaced_is_called_no_more)
     set_and_await(runtime, &first);
     set_and_await(runtime, &second);
     calls = first.calls;
-    before = tier_stats(runtime, STW_TIER_DEVICE).policy_calls;
+    uint64_t before = tier_stats(runtime, STW_TIER_DEVICE).policy_calls;
     ok(stw_step_begin(phase));
     await_scores(runtime, before, 1);
     assert_int_equal(first.calls, calls);
@@ -385,16 +358,14 @@ TEST(a_policy_that_was_replaced_is_called_no_more)
 
 TEST(a_deferred_close_ends_the_policy)
 {
-    machine wanted = machine_small();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_tensor *tensor = tensor_f32(runtime, NULL, F32S);
-    stw_view view;
     ranker mine;
     int calls;
     tensor_fill_sequence(tensor, F32S, 0);
     ranker_begin(&mine);
     set_and_await(runtime, &mine);
-    view = view_get(runtime, tensor, STW_READ);
+    stw_view view = view_get(runtime, tensor, STW_READ);
     ok(stw_runtime_close(runtime, STW_CLOSE_DEFERRED, 0));
     calls = mine.calls;
     fails(stw_runtime_set_victim_policy(runtime, NULL, 0), STW_ERROR_CLOSED, "closed");
@@ -404,9 +375,7 @@ TEST(a_deferred_close_ends_the_policy)
 
 TEST(what_is_no_number_is_told_once_and_counts_as_zero)
 {
-    machine wanted = machine_small();
-    stw_runtime *runtime = machine_open(&wanted);
-    uint64_t before;
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_phase *phase;
     ranker mine;
     log_reset();
@@ -415,7 +384,7 @@ TEST(what_is_no_number_is_told_once_and_counts_as_zero)
     mine.score_of_role[STW_ROLE_PARAM] = NAN;
     set_and_await(runtime, &mine);
     ok(stw_phase_create(runtime, "p", &phase));
-    before = tier_stats(runtime, STW_TIER_DEVICE).policy_calls;
+    uint64_t before = tier_stats(runtime, STW_TIER_DEVICE).policy_calls;
     ok(stw_step_begin(phase));
     await_scores(runtime, before, 1);
     ok(stw_step_end(phase, NULL));
@@ -426,8 +395,7 @@ TEST(what_is_no_number_is_told_once_and_counts_as_zero)
 
 TEST(what_is_no_policy_is_refused)
 {
-    machine wanted = machine_small();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_small());
     stw_victim_policy policy = STW_VICTIM_POLICY_INIT;
     ranker mine;
     fails(stw_runtime_set_victim_policy(NULL, NULL, 0), STW_ERROR_CLOSED, "not open");
@@ -449,13 +417,11 @@ TEST(what_is_no_policy_is_refused)
 TEST(snapshots_are_part_of_the_metadata_budget)
 {
     machine wanted = machine_small();
-    stw_runtime *runtime;
-    uint64_t without;
     ranker mine;
     wanted.tensors_max = 100, wanted.views_max = 64;
-    runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open(&wanted);
     tensor_fill_sequence(tensor_f32(runtime, NULL, F32S), F32S, 0);
-    without = tier_stats(runtime, STW_TIER_HOST).metadata_bytes;
+    uint64_t without = tier_stats(runtime, STW_TIER_HOST).metadata_bytes;
     ranker_begin(&mine);
     set_and_await(runtime, &mine);
     assert_true(tier_stats(runtime, STW_TIER_HOST).metadata_bytes >= without + sizeof(stw_victim));

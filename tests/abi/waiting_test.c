@@ -24,13 +24,11 @@ typedef struct meeting {
 static void *fetch_first(void *argument)
 {
     meeting *here = argument;
-    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     stw_fetch_request request = request_of(here->first, STW_READ_WRITE);
-    uint64_t begin;
-    options.flags = here->flags;
-    options.timeout_ns = here->timeout_ns;
+    stw_fetch_options options = {
+        .struct_size = sizeof options, .flags = here->flags, .timeout_ns = here->timeout_ns};
     pthread_barrier_wait(&here->barrier);
-    begin = clock_ns();
+    uint64_t begin = clock_ns();
     here->status = stw_fetch(here->runtime, &options, &request, 1, &here->view);
     snprintf(here->sentence, sizeof here->sentence, "%s", stw_last_error());
     here->waited_ns = clock_ns() - begin;
@@ -40,9 +38,8 @@ static void *fetch_first(void *argument)
 static void *fetch_first_async(void *argument)
 {
     meeting *here = argument;
-    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     stw_fetch_request request = request_of(here->first, STW_READ_WRITE);
-    options.flags = here->flags;
+    stw_fetch_options options = {.struct_size = sizeof options, .flags = here->flags};
     here->status = stw_fetch_async(here->runtime, &options, &request, 1, &here->operation);
     return NULL;
 }
@@ -80,14 +77,12 @@ static void take_and_give_back(meeting *here)
 
 TEST(a_writer_waits_for_the_readers_of_other_threads)
 {
-    machine small = machine_small();
     meeting here;
-    stw_view view;
     memset(&here, 0, sizeof here);
-    here.runtime = machine_open(&small);
+    here.runtime = machine_open_as(machine_small());
     here.first = tensor_f32(here.runtime, "shared", 100);
     tensor_fill_sequence(here.first, 100, 0);
-    view = view_get(here.runtime, here.first, STW_READ);
+    stw_view view = view_get(here.runtime, here.first, STW_READ);
     ask_elsewhere(&here);
     assert_float(((float *)view.pointer)[99], 99);
     view_put(&view);
@@ -97,15 +92,13 @@ TEST(a_writer_waits_for_the_readers_of_other_threads)
 
 TEST(a_wait_ends_at_its_timeout_with_the_tensor_named)
 {
-    machine small = machine_small();
     meeting here;
-    stw_view view;
     memset(&here, 0, sizeof here);
-    here.runtime = machine_open(&small);
+    here.runtime = machine_open_as(machine_small());
     here.first = tensor_f32(here.runtime, "contended", 100);
     here.timeout_ns = 200 * MILLISECOND_NS;
     tensor_fill_sequence(here.first, 100, 0);
-    view = view_get(here.runtime, here.first, STW_READ);
+    stw_view view = view_get(here.runtime, here.first, STW_READ);
     fetch_elsewhere(&here);
     assert_int_equal(here.status, STW_ERROR_TIMEOUT);
     assert_non_null(strstr(here.sentence, "'contended'"));
@@ -120,17 +113,14 @@ TEST(a_wait_ends_at_its_timeout_with_the_tensor_named)
 
 TEST(room_that_another_thread_holds_is_waited_for_when_asked)
 {
-    machine small = machine_small();
     meeting here;
-    stw_tensor *held;
-    stw_view view;
     memset(&here, 0, sizeof here);
-    here.runtime = machine_open(&small);
-    held = tensor_f32(here.runtime, "held", 6 * BLOCK / 4);
+    here.runtime = machine_open_as(machine_small());
+    stw_tensor *held = tensor_f32(here.runtime, "held", 6 * BLOCK / 4);
     here.first = tensor_f32(here.runtime, "wanted", 4 * BLOCK / 4);
     tensor_fill_sequence(held, 6 * BLOCK / 4, 0);
     tensor_fill_sequence(here.first, 4 * BLOCK / 4, 0);
-    view = view_get(here.runtime, held, STW_READ);
+    stw_view view = view_get(here.runtime, held, STW_READ);
     /* Without the flag: at once, with the arithmetic. */
     fetch_elsewhere(&here);
     assert_int_equal(here.status, STW_ERROR_BUDGET);
@@ -162,13 +152,12 @@ typedef struct party {
 static void *hold_then_want(void *argument)
 {
     party *me = argument;
-    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     stw_fetch_request request = request_of(me->mine, STW_READ);
     stw_view held, view;
     me->status = stw_fetch(me->runtime, NULL, &request, 1, &held);
     pthread_barrier_wait(me->all_hold);
     if (me->status != STW_OK) return NULL;
-    options.flags = me->flags;
+    stw_fetch_options options = {.struct_size = sizeof options, .flags = me->flags};
     request = request_of(me->wanted, me->access);
     me->status = stw_fetch(me->runtime, &options, &request, 1, &view);
     snprintf(me->sentence, sizeof me->sentence, "%s", stw_last_error());
@@ -182,23 +171,21 @@ static void hold_then_want_all(party *parties, uint32_t n)
 {
     pthread_barrier_t barrier;
     pthread_t threads[4];
-    uint32_t i;
     assert_true(n <= COUNT(threads));
     pthread_barrier_init(&barrier, NULL, n);
-    for (i = 0; i < n; ++i) {
+    for (uint32_t i = 0; i < n; ++i) {
         parties[i].all_hold = &barrier;
         pthread_create(&threads[i], NULL, hold_then_want, &parties[i]);
     }
-    for (i = 0; i < n; ++i) pthread_join(threads[i], NULL);
+    for (uint32_t i = 0; i < n; ++i) pthread_join(threads[i], NULL);
     pthread_barrier_destroy(&barrier);
 }
 
 TEST(a_cycle_of_waits_for_room_ends_with_the_youngest)
 {
-    machine small = machine_small();
     party parties[2];
     stw_tensor *tensors[4];
-    stw_runtime *runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open_as(machine_small());
     const uint64_t begin = clock_ns();
     int i;
     for (i = 0; i < 4; ++i) {
@@ -225,10 +212,9 @@ TEST(a_cycle_of_waits_for_room_ends_with_the_youngest)
 TEST(a_cycle_of_conflicting_views_ends_with_the_youngest)
 {
     enum { kParties = 3 };
-    machine small = machine_small();
     party parties[kParties];
     stw_tensor *tensors[kParties];
-    stw_runtime *runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open_as(machine_small());
     const uint64_t begin = clock_ns();
     int i, refused = 0;
     for (i = 0; i < kParties; ++i) {
@@ -262,19 +248,17 @@ static void on_signal(int number)
 
 TEST(an_interrupt_from_a_signal_handler_ends_waits)
 {
-    machine small = machine_small();
     struct sigaction action;
     meeting here;
     pthread_t thread;
-    stw_view view;
     memset(&action, 0, sizeof action);
     action.sa_handler = on_signal;
     memset(&here, 0, sizeof here);
-    here.runtime = to_interrupt = machine_open(&small);
+    here.runtime = to_interrupt = machine_open_as(machine_small());
     here.first = tensor_f32(here.runtime, "t", 100);
     tensor_fill_sequence(here.first, 100, 0);
     sigaction(SIGUSR1, &action, NULL);
-    view = view_get(here.runtime, here.first, STW_READ);
+    stw_view view = view_get(here.runtime, here.first, STW_READ);
     pthread_barrier_init(&here.barrier, NULL, 2);
     pthread_create(&thread, NULL, fetch_first, &here);
     pthread_barrier_wait(&here.barrier);
@@ -340,11 +324,8 @@ static void interrupt_until_it_ends(meeting *here, void *(*wait)(void *))
 TEST(an_interrupt_ends_every_wait)
 {
     void *(*const waits[])(void *) = {drain_it, evict_it, wait_for_it};
-    stw_tensor *other;
     machine wanted = machine_small();
     meeting here;
-    stw_fetch_request request;
-    size_t i;
     wanted.nvme_driver = "fault";
     /* All but the superblock. */
     wanted.nvme_options = "inner=posix;inner.allow_tmpfs=1;at=write:1:hang;at=write:2:hang;"
@@ -353,13 +334,13 @@ TEST(an_interrupt_ends_every_wait)
     memset(&here, 0, sizeof here);
     here.runtime = machine_open(&wanted);
     here.first = tensor_f32(here.runtime, "t", 4 * BLOCK / 4);
-    other = tensor_f32(here.runtime, "u", 8 * BLOCK / 4);
+    stw_tensor *other = tensor_f32(here.runtime, "u", 8 * BLOCK / 4);
     tensor_fill_sequence(here.first, 4 * BLOCK / 4, 0);
-    request = request_of(other, STW_WRITE);
+    stw_fetch_request request = request_of(other, STW_WRITE);
     /* Its room comes when the first one has left. */
     ok(stw_fetch_async(here.runtime, NULL, &request, 1, &awaited));
     pthread_barrier_init(&here.barrier, NULL, 2);
-    for (i = 0; i < COUNT(waits); ++i) {
+    for (size_t i = 0; i < COUNT(waits); ++i) {
         interrupt_until_it_ends(&here, waits[i]);
         assert_int_equal(stw_operation_poll(awaited), STW_PENDING);
     }
@@ -381,9 +362,8 @@ static void *interrupt_until_closed(void *runtime)
 TEST(an_interrupt_may_come_beside_a_close)
 {
     machine wanted = machine_small();
-    int round;
     wanted.nvme_blocks = 0;
-    for (round = 0; round < 50; ++round) {
+    for (int round = 0; round < 50; ++round) {
         stw_runtime *runtime = machine_open(&wanted);
         void *wrong = NULL;
         stw_status status;
@@ -409,18 +389,15 @@ typedef struct worker {
 static void *increment_at_random(void *argument)
 {
     worker *me = argument;
-    int round;
-    for (round = 0; round < ROUNDS; ++round) {
-        stw_fetch_request request;
+    for (int round = 0; round < ROUNDS; ++round) {
         stw_view view;
-        uint64_t i;
         me->seed = me->seed * 1664525 + 1013904223;
-        request = request_of(me->tensors[(me->seed >> 16) % 8], STW_READ_WRITE);
+        stw_fetch_request request = request_of(me->tensors[(me->seed >> 16) % 8], STW_READ_WRITE);
         if (stw_fetch(me->runtime, NULL, &request, 1, &view) != STW_OK) {
             ++me->failures;
             continue;
         }
-        for (i = 0; i < view.element_count; ++i) ((float *)view.pointer)[i] += 1;
+        for (uint64_t i = 0; i < view.element_count; ++i) ((float *)view.pointer)[i] += 1;
         me->failures += stw_release(&view, 1, STW_STREAM_HOST, 0) != STW_OK;
     }
     return NULL;
@@ -432,14 +409,13 @@ TEST(no_increment_of_many_threads_is_lost)
     pthread_t threads[WORKERS];
     worker workers[WORKERS];
     stw_tensor *tensors[8];
-    stw_runtime *runtime;
     float *values = malloc(BLOCK + 400);
     double total = 0;
     int i, j, failures = 0;
     assert_non_null(values);
     small.device_blocks = 16; /* two of each thread's at most: 4 x 2 blocks of 8 x 2 */
     small.host_blocks = 2;
-    runtime = machine_open(&small);
+    stw_runtime *runtime = machine_open(&small);
     for (i = 0; i < 8; ++i) {
         tensors[i] = tensor_f32(runtime, NULL, BLOCK / 4 + 100);
         ok(stw_tensor_fill(tensors[i], 0, NULL));

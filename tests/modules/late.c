@@ -83,9 +83,8 @@ STW_DRIVER_EXPORT late_lose_fn late_lose;
 int late_enqueue(void *handle, late_work work, void *arg)
 {
     const entry what = {work, arg, 0, 0};
-    int done;
     pthread_mutex_lock(&mutex);
-    done = append(index_of(handle), what);
+    int done = append(index_of(handle), what);
     pthread_mutex_unlock(&mutex);
     return done;
 }
@@ -100,9 +99,8 @@ void late_synchronise(void *handle)
 
 late_calls late_counted(void)
 {
-    late_calls now;
     pthread_mutex_lock(&mutex);
-    now = calls;
+    late_calls now = calls;
     pthread_mutex_unlock(&mutex);
     return now;
 }
@@ -224,11 +222,10 @@ static stw_status mark(stw_memory *memory, void *handle, uint64_t *mark_out)
 static stw_status behind(int index, uint64_t number, uint64_t *counter)
 {
     entry other = {NULL, NULL, 0, 0};
-    int done;
     pthread_mutex_lock(&mutex);
     ++*counter;
     other.other = marks[number - 1].stream, other.other_count = marks[number - 1].count;
-    done = append(index, other);
+    int done = append(index, other);
     pthread_mutex_unlock(&mutex);
     return done ? STW_OK : STW_ERROR_DEVICE;
 }

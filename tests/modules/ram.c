@@ -69,10 +69,10 @@ static stw_status refuse(stw_driver_error *error_out, stw_status status, const c
 static int is_known(const void *options, size_t known)
 {
     const unsigned char *bytes = options;
-    uint32_t size, i;
+    uint32_t size;
     if (!options) return 0;
     memcpy(&size, options, sizeof size);
-    for (i = (uint32_t)known; i < size; ++i)
+    for (uint32_t i = (uint32_t)known; i < size; ++i)
         if (bytes[i]) return 0;
     return size >= known;
 }
@@ -277,7 +277,6 @@ static stw_status memory_open(const stw_services *services, const stw_memory_opt
                               stw_memory **memory_out, stw_driver_error *error_out)
 {
     stw_memory *memory;
-    uint32_t block;
     (void)services;
     if (!memory_out || !is_known(options, sizeof *options))
         return refuse(error_out, STW_ERROR_INVALID, "The " NAME " driver takes no such options.");
@@ -285,7 +284,7 @@ static stw_status memory_open(const stw_services *services, const stw_memory_opt
         return refuse(error_out, STW_ERROR_UNSUPPORTED,
                       "The " NAME " driver has %d devices and none of ordinal %d.", DEVICES,
                       options->ordinal);
-    block = options->block_bytes;
+    uint32_t block = options->block_bytes;
     if (block < 65536 || (block & (block - 1)) || !options->bytes || options->bytes % block)
         return refuse(error_out, STW_ERROR_INVALID,
                       "The " NAME " driver's blocks are a power of two, not %u bytes.", block);

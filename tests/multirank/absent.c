@@ -10,10 +10,8 @@ enum { SIZES = sizeof sizes / sizeof sizes[0], WHOLE_BLOCKS = 160 };
 
 static stw_status ask(stw_runtime *runtime, stw_tensor *tensor, uint32_t flags, stw_view *view)
 {
-    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
-    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
-    request.tensor = tensor;
-    options.flags = flags;
+    stw_fetch_request request = {.struct_size = sizeof request, .tensor = tensor};
+    stw_fetch_options options = {.struct_size = sizeof options, .flags = flags};
     memset(view, 0, sizeof *view);
     return stw_fetch(runtime, &options, &request, 1, view);
 }
@@ -38,13 +36,6 @@ static uint64_t used_by_device(stw_runtime *runtime)
     stw_tier_stats stats = STW_TIER_STATS_INIT;
     SUCCEEDS(stw_tier_stats_get(runtime, STW_TIER_DEVICE, 0, &stats));
     return stats.used_bytes;
-}
-
-static uint64_t collectives(stw_runtime *runtime)
-{
-    stw_link_stats stats = STW_LINK_STATS_INIT;
-    SUCCEEDS(stw_link_stats_get(runtime, STW_LINK_RANKS, 0, &stats));
-    return stats.transfers;
 }
 
 CLAIM(whoever_is_absent_the_others_get_the_bytes)
@@ -170,12 +161,11 @@ CLAIM(operations_may_be_absent)
     write_shard(runtime, tensor, 1);
     for (uint32_t turn = 0; turn < 4; ++turn) {
         const bool absent = (member->rank + turn) % 2 == 0;
-        stw_fetch_request request = STW_FETCH_REQUEST_INIT;
-        stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
         stw_operation *operation = NULL;
         stw_view view;
-        request.tensor = tensor;
-        options.flags = absent ? STW_FETCH_ABSENT : 0;
+        stw_fetch_request request = {.struct_size = sizeof request, .tensor = tensor};
+        stw_fetch_options options = {.struct_size = sizeof options,
+                                     .flags = absent ? STW_FETCH_ABSENT : 0};
         SUCCEEDS(stw_fetch_async(runtime, &options, &request, 1, &operation));
         HOLDS(stw_operation_wait(operation, 60ull * 1000000000) == STW_OK);
         SUCCEEDS(stw_fetch_collect(operation, STW_STREAM_HOST, &view, 1));
@@ -193,13 +183,11 @@ CLAIM(what_has_no_whole_is_simply_not_there)
     stw_runtime *runtime = open_on(group, member, WHOLE_BLOCKS);
     stw_tensor *sharded = make(runtime, "s", 50000, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
     stw_tensor *local = make(runtime, "l", 50000, STW_ROLE_PARAM, STW_PARTITION_LOCAL);
-    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
-    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     stw_view view;
     char memory[16];
-    options.flags = STW_FETCH_ABSENT;
-    request.tensor = sharded;
-    request.scope = STW_SHARD;
+    stw_fetch_options options = {.struct_size = sizeof options, .flags = STW_FETCH_ABSENT};
+    stw_fetch_request request = {
+        .struct_size = sizeof request, .tensor = sharded, .scope = STW_SHARD};
     for (uint32_t i = 0; i < 2; ++i) {
         SUCCEEDS(stw_fetch(runtime, &options, &request, 1, &view)); /* though it is EMPTY */
         HOLDS(view.pointer == NULL && view.element_count == 0 && view.bytes == 0);

@@ -58,7 +58,6 @@ CLAIM(what_is_gathered_stays_until_room_or_a_write_needs_it)
     stw_tensor *c = make(runtime, "c", n, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
     stw_tensor *big = make(runtime, "big", 3 * n, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
     stw_link_stats link = STW_LINK_STATS_INIT;
-    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
     stw_view view;
     write_shard(runtime, a, 1);
     write_shard(runtime, b, 2);
@@ -76,7 +75,7 @@ CLAIM(what_is_gathered_stays_until_room_or_a_write_needs_it)
     SUCCEEDS(stw_link_stats_get(runtime, STW_LINK_RANKS, 0, &link));
     HOLDS(link.transfers == 4);
     /* Larger than the room for wholes: refused on all ranks, with nothing sent. */
-    request.tensor = big;
+    stw_fetch_request request = {.struct_size = sizeof request, .tensor = big};
     HOLDS(stw_fetch(runtime, NULL, &request, 1, &view) == STW_ERROR_BUDGET);
     HOLDS(budget_sentence_wrong(stw_last_error()) == NULL);
     HOLDS(strstr(stw_last_error(), "cannot be gathered") != NULL);
@@ -124,9 +123,8 @@ CLAIM(each_rank_keeps_its_part_of_what_all_write)
     let_go(&view, STW_RELEASE_ABANDON);
     expect_whole(runtime, tensor, N, 6);
     /* A range of it. */
-    stw_copy_options part = STW_COPY_OPTIONS_INIT;
-    part.element_begin = 20000;
-    part.element_count = 10000;
+    stw_copy_options part = {
+        .struct_size = sizeof part, .element_begin = 20000, .element_count = 10000};
     for (uint64_t i = 0; i < 10000; ++i) values[i] = -1.0F;
     SUCCEEDS(stw_tensor_write(tensor, values, &part));
     view = fetch(runtime, tensor, STW_READ, STW_WHOLE);
@@ -285,11 +283,11 @@ CLAIM(ranks_that_call_in_another_order_are_told)
     stw_runtime *runtime = open_on(group, member, 16);
     stw_tensor *a = make(runtime, "first", 20000, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
     stw_tensor *b = make(runtime, "second", 20000, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
-    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
     stw_view view;
     write_shard(runtime, a, 1);
     write_shard(runtime, b, 2);
-    request.tensor = member->rank == 1 ? b : a;
+    stw_fetch_request request = {.struct_size = sizeof request,
+                                 .tensor = member->rank == 1 ? b : a};
     HOLDS(stw_fetch(runtime, NULL, &request, 1, &view) == STW_ERROR_ORDER);
     HOLDS(strstr(stw_last_error(), "'first'") && strstr(stw_last_error(), "'second'"));
     HOLDS(strstr(stw_last_error(), "rank 0") && strstr(stw_last_error(), "rank 1"));
@@ -329,11 +327,10 @@ CLAIM(a_tensor_that_differs_is_named)
     const uint64_t elements = member->rank == 1 ? 20001 : 20000;
     stw_tensor *tensor = make(runtime, "w", elements, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
     stw_tensor *good = make(runtime, "good", 20000, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
-    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
     stw_view view;
     write_shard(runtime, tensor, 1);
     write_shard(runtime, good, 1);
-    request.tensor = tensor;
+    stw_fetch_request request = {.struct_size = sizeof request, .tensor = tensor};
     HOLDS(stw_fetch(runtime, NULL, &request, 1, &view) == STW_ERROR_MISMATCH);
     HOLDS(strstr(stw_last_error(), "[20000]") && strstr(stw_last_error(), "[20001]"));
     expect_whole(runtime, good, 20000, 1);
@@ -346,19 +343,12 @@ CLAIM(a_tensor_of_another_dtype_or_partition_is_named)
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, 16);
     const int odd = member->rank == 1;
-    stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
-    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
-    stw_tensor *tensor = NULL;
     stw_view view;
-    spec.name = "w";
-    spec.role = STW_ROLE_PARAM;
+    stw_tensor_spec spec = spec_of("w", 20000, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
     spec.dtype = odd ? STW_F16 : STW_BF16;
-    spec.partition = STW_PARTITION_SHARDED;
-    spec.dimensions = 1;
-    spec.shape[0] = 20000;
-    SUCCEEDS(stw_tensor_create(runtime, &spec, 1, &tensor));
+    stw_tensor *tensor = make_as(runtime, &spec);
     SUCCEEDS(stw_tensor_fill(tensor, 1.0, NULL));
-    request.tensor = tensor;
+    stw_fetch_request request = {.struct_size = sizeof request, .tensor = tensor};
     HOLDS(stw_fetch(runtime, NULL, &request, 1, &view) == STW_ERROR_MISMATCH);
     HOLDS(strstr(stw_last_error(), "'w'") && strstr(stw_last_error(), "rank 1"));
     HOLDS(strstr(stw_last_error(), "bf16") && strstr(stw_last_error(), " f16"));
@@ -381,11 +371,10 @@ CLAIM(a_rank_that_cannot_read_is_named_on_all)
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, 16);
     stw_tensor *tensor = make(runtime, "w", 20000, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
-    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
     stw_view view;
     /* Never written on rank 0. */
     if (member->rank != 0) write_shard(runtime, tensor, 1);
-    request.tensor = tensor;
+    stw_fetch_request request = {.struct_size = sizeof request, .tensor = tensor};
     HOLDS(stw_fetch(runtime, NULL, &request, 1, &view) == STW_ERROR_EMPTY);
     HOLDS(strstr(stw_last_error(), "rank 0") && strstr(stw_last_error(), "'w'"));
     /* The same of an operation, and of one that another fetch comes before the end of. */
@@ -404,10 +393,9 @@ CLAIM_WITHIN(a_rank_that_does_not_come_is_a_typed_error_in_time, 1000000000)
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, 16);
     stw_tensor *tensor = make(runtime, "w", 20000, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
-    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
     stw_view view;
     write_shard(runtime, tensor, 1);
-    request.tensor = tensor;
+    stw_fetch_request request = {.struct_size = sizeof request, .tensor = tensor};
     if (member->rank != 1) {
         HOLDS(stw_fetch(runtime, NULL, &request, 1, &view) == STW_ERROR_PEER);
         view = fetch(runtime, tensor, STW_READ, STW_SHARD);
@@ -436,13 +424,13 @@ CLAIM(a_group_has_one_runtime)
 {
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, 8);
-    stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     stw_runtime *second = NULL;
     uint32_t rank = 99;
     uint32_t size = 99;
-    options.group = group;
-    options.host_bytes = 16 * BLOCK;
-    options.block_bytes = STW_BLOCK_64K;
+    stw_runtime_options options = {.struct_size = sizeof options,
+                                   .group = group,
+                                   .host_bytes = 16 * BLOCK,
+                                   .block_bytes = STW_BLOCK_64K};
     HOLDS(stw_runtime_open(&options, &second) == STW_ERROR_BUSY);
     HOLDS(stw_group_destroy(group) == STW_ERROR_BUSY);
     SUCCEEDS(stw_group_rank(group, &rank, &size));
@@ -464,8 +452,7 @@ CLAIM(operations_gather_in_the_order_of_calls)
         write_shard(runtime, tensors[i], i);
     }
     for (uint32_t i = 0; i < 4; ++i) {
-        stw_fetch_request request = STW_FETCH_REQUEST_INIT;
-        request.tensor = tensors[i];
+        stw_fetch_request request = {.struct_size = sizeof request, .tensor = tensors[i]};
         SUCCEEDS(stw_fetch_async(runtime, NULL, &request, 1, &operations[i]));
     }
     for (uint32_t i = 4; i-- > 0;) {

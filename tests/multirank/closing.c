@@ -2,8 +2,6 @@
 /* A runtime that is closed while views of it are open: their memory stays, collectives do not. */
 #include "tests/multirank/tensors.h"
 
-#include <stddef.h>
-
 enum { ELEMENTS = 50000 };
 
 /* Views of a rank whose program goes on without the others, and ends its engine. */

@@ -9,9 +9,8 @@ enum { N = 20000, SECOND_NS = 1000000000 };
 
 static stw_status fetch_whole(stw_runtime *runtime, stw_tensor *tensor)
 {
-    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
     stw_view view;
-    request.tensor = tensor;
+    stw_fetch_request request = {.struct_size = sizeof request, .tensor = tensor};
     const stw_status status = stw_fetch(runtime, NULL, &request, 1, &view);
     HOLDS(status != STW_OK); /* here it never works */
     return status;
@@ -26,7 +25,6 @@ static void expect_end(struct member *member, enum engine_fault fault, stw_statu
     stw_tensor *tensor = make(runtime, "w", N, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
     const bool spoiled = member->rank == member->size - 1;
     stw_group *again = NULL;
-    stw_view view;
     write_shard(runtime, tensor, 1);
     expect_whole(runtime, tensor, N, 1);
     write_shard(runtime, tensor, 2);
@@ -38,7 +36,7 @@ static void expect_end(struct member *member, enum engine_fault fault, stw_statu
         HOLDS(strstr(stw_last_error(), spoiled ? words : "over 'callbacks'") != NULL);
     }
     /* This rank's own part needs nobody. */
-    view = fetch(runtime, tensor, STW_READ, STW_SHARD);
+    stw_view view = fetch(runtime, tensor, STW_READ, STW_SHARD);
     HOLDS(view.element_count > 0);
     const uint64_t first = view.element_begin;
     for (uint64_t i = 0; i < view.element_count; ++i) {

@@ -21,9 +21,8 @@ struct kept {
 static stw_status try_open(stw_group *group, const struct member *member, uint32_t flags,
                            const char *faults, uint64_t generation, stw_runtime **runtime_out)
 {
-    stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
-    nvme.path = member->directory;
+    stw_nvme_options nvme = {.struct_size = sizeof nvme, .path = member->directory};
     /* A store that is there says itself how large it is, to each rank. */
     nvme.budget_bytes = flags == STW_RUNTIME_RESUME ? 0 : 512 * BLOCK;
     nvme.driver = faults ? "fault" : NULL;
@@ -45,17 +44,9 @@ static stw_status try_open(stw_group *group, const struct member *member, uint32
 static stw_tensor *make_durable(stw_runtime *runtime, const char *name, uint64_t elements,
                                 uint32_t partition)
 {
-    stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
-    stw_tensor *tensor = NULL;
+    stw_tensor_spec spec = spec_of(name, elements, STW_ROLE_PARAM, partition);
     spec.flags = STW_TENSOR_DURABLE;
-    spec.name = name;
-    spec.role = STW_ROLE_PARAM;
-    spec.dtype = STW_F32;
-    spec.partition = partition;
-    spec.dimensions = 1;
-    spec.shape[0] = elements;
-    SUCCEEDS(stw_tensor_create(runtime, &spec, 1, &tensor));
-    return tensor;
+    return make_as(runtime, &spec);
 }
 
 static struct kept open_kept(struct member *member, uint32_t flags, const char *faults)
@@ -79,10 +70,9 @@ static void write_all(const struct kept *kept, const struct member *member, uint
 
 static void expect_all(const struct kept *kept, const struct member *member, uint32_t salt)
 {
-    stw_view view;
     expect_whole(kept->runtime, kept->sharded, ELEMENTS, salt);
     expect_whole(kept->runtime, kept->copied, FEW, salt + 1);
-    view = fetch(kept->runtime, kept->own, STW_READ, STW_SHARD);
+    stw_view view = fetch(kept->runtime, kept->own, STW_READ, STW_SHARD);
     expect_values(&view, FEW, salt + 100 + member->rank);
     let_go(&view, 0);
 }
@@ -260,9 +250,8 @@ CLAIM(updates_over_ranks_go_on_with_their_counts)
         SUCCEEDS(stw_optimizer_get_count(optimizer, kept.sharded, &count));
         HOLDS(count == 2 * run);
         for (uint32_t step = 0; step < 2; ++step) {
-            stw_update_options update = STW_UPDATE_OPTIONS_INIT;
             stw_update_result result = STW_UPDATE_RESULT_INIT;
-            update.clip_norm = 1.0;
+            stw_update_options update = {.struct_size = sizeof update, .clip_norm = 1.0};
             write_shard(kept.runtime, entry.gradient, 7 + step);
             SUCCEEDS(stw_optimizer_step(optimizer, &update, &result));
         }

@@ -11,29 +11,22 @@ static const uint32_t halves[] = {STW_BF16, STW_F16};
 
 static stw_tensor *make_of(stw_runtime *runtime, uint32_t role, uint32_t dtype, uint32_t partition)
 {
-    stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
-    stw_tensor *tensor = NULL;
     char name[40];
     snprintf(name, sizeof name, "role %u dtype %u partition %u", role, dtype, partition);
-    spec.name = name;
-    spec.role = role;
+    stw_tensor_spec spec = spec_of(name, N, role, partition);
     spec.dtype = dtype;
-    spec.partition = partition;
-    spec.dimensions = 1;
-    spec.shape[0] = N;
-    SUCCEEDS(stw_tensor_create(runtime, &spec, 1, &tensor));
-    return tensor;
+    return make_as(runtime, &spec);
 }
 
 static stw_view fetch_as(stw_runtime *runtime, stw_tensor *tensor, uint32_t access, uint32_t scope,
                          uint32_t dtype)
 {
-    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
     stw_view view;
-    request.tensor = tensor;
-    request.access = access;
-    request.scope = scope;
-    request.dtype = dtype;
+    stw_fetch_request request = {.struct_size = sizeof request,
+                                 .tensor = tensor,
+                                 .access = access,
+                                 .scope = scope,
+                                 .dtype = dtype};
     SUCCEEDS(stw_fetch(runtime, NULL, &request, 1, &view));
     return view;
 }
@@ -140,15 +133,14 @@ CLAIM(a_replicated_whole_is_seen_in_half_precision)
     let_go(&all, 0);
     SUCCEEDS(stw_tensor_fill(sharded, 1.0, NULL));
     for (uint32_t k = 0; k < 2; ++k) {
-        stw_fetch_request request = STW_FETCH_REQUEST_INIT;
         stw_view view = fetch_as(runtime, weights, STW_READ, STW_WHOLE, halves[k]);
         HOLDS(view.element_count == N);
         for (uint64_t i = 0; i < N; ++i) {
             HOLDS(value_in(view.pointer, i, halves[k]) == part_of(i, 0, 0, halves[k]));
         }
         let_go(&view, 0);
-        request.tensor = sharded;
-        request.dtype = halves[k];
+        stw_fetch_request request = {
+            .struct_size = sizeof request, .tensor = sharded, .dtype = halves[k]};
         HOLDS(stw_fetch(runtime, NULL, &request, 1, &view) == STW_ERROR_UNSUPPORTED);
         HOLDS(strstr(stw_last_error(), "'role 1 dtype 1 partition 1' is sharded") != NULL);
     }

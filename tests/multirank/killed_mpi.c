@@ -35,12 +35,12 @@ static float value_of(uint64_t step, uint64_t element)
 
 static stw_runtime *open_on(stw_group *group, const char *directory)
 {
-    stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     stw_runtime *runtime = NULL;
-    nvme.path = directory;
-    nvme.budget_bytes = 128 * BLOCK + (8u << 20);
-    nvme.driver_options = "allow_tmpfs=1";
+    stw_nvme_options nvme = {.struct_size = sizeof nvme,
+                             .path = directory,
+                             .budget_bytes = 128 * BLOCK + (8u << 20),
+                             .driver_options = "allow_tmpfs=1"};
     options.flags = STW_RUNTIME_NO_PROBE | STW_RUNTIME_RESUME | STW_RUNTIME_OVERWRITE;
     options.group = group;
     options.nvme = &nvme;
@@ -71,11 +71,9 @@ static stw_tensor *durable(stw_runtime *runtime, const char *name, uint64_t elem
 /* This rank's elements: written with the values of the step, or compared with them. */
 static void shard(stw_runtime *runtime, stw_tensor *tensor, uint64_t step, uint32_t access)
 {
-    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
     stw_view view;
-    request.tensor = tensor;
-    request.access = access;
-    request.scope = STW_SHARD;
+    stw_fetch_request request = {
+        .struct_size = sizeof request, .tensor = tensor, .access = access, .scope = STW_SHARD};
     HOLDS(stw_fetch(runtime, NULL, &request, 1, &view) == STW_OK);
     for (uint64_t i = 0; i < view.element_count; ++i) {
         const float value = value_of(step, view.element_begin + i);
@@ -137,10 +135,9 @@ int main(int argc, char **argv)
     HOLDS(argc == 5);
     const int victim = atoi(argv[3]);
     const int report = open_report(argv[2], &reported);
-    stw_group_options options = STW_GROUP_OPTIONS_INIT;
     stw_group *group = NULL;
-    options.driver = STW_GROUP_MPI;
-    options.module = argv[1];
+    stw_group_options options = {
+        .struct_size = sizeof options, .driver = STW_GROUP_MPI, .module = argv[1]};
     HOLDS(stw_group_create(&options, &group) == STW_OK);
     stw_runtime *runtime = open_on(group, argv[2]);
     stw_tensor *sharded = durable(runtime, "sharded", SHARDED, STW_PARTITION_SHARDED);
@@ -150,13 +147,12 @@ int main(int argc, char **argv)
     if (victim == rank)
         HOLDS(pthread_create(&thread, NULL, end_it, (void *)(intptr_t)atol(argv[4])) == 0);
     while (victim >= 0) {
-        stw_commit_options commit = STW_COMMIT_OPTIONS_INIT;
         uint64_t generation = 0;
         ++step;
         shard(runtime, sharded, step, STW_WRITE);
         shard(runtime, own, step, STW_WRITE);
-        commit.metadata = &step;
-        commit.metadata_bytes = sizeof step;
+        stw_commit_options commit = {
+            .struct_size = sizeof commit, .metadata = &step, .metadata_bytes = sizeof step};
         HOLDS(stw_commit(runtime, &commit, &generation) == STW_OK && generation == step);
         HOLDS(pwrite(report, &generation, sizeof generation, 0) == sizeof generation);
     }

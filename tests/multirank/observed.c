@@ -98,19 +98,18 @@ CLAIM(a_step_counts_what_moved_between_ranks)
 CLAIM(update_threads_are_the_ranks_part_of_the_host)
 {
     stw_group *group = join(member);
-    stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     stw_runtime *runtime = NULL;
     char path[4096];
     char words[64];
-    char *text;
-    options.host_bytes = 64 * BLOCK;
-    options.block_bytes = BLOCK;
-    options.whole_bytes = 8 * BLOCK;
-    options.group = group;
+    stw_runtime_options options = {.struct_size = sizeof options,
+                                   .host_bytes = 64 * BLOCK,
+                                   .block_bytes = BLOCK,
+                                   .whole_bytes = 8 * BLOCK,
+                                   .group = group};
     SUCCEEDS(stw_runtime_open(&options, &runtime));
     snprintf(path, sizeof path, "%s/threads.json", member->directory);
     SUCCEEDS(stw_report_write(runtime, path));
-    text = text_of(path);
+    char *text = text_of(path);
     snprintf(words, sizeof words, ", %u ranks on the host: ", member->size);
     HOLDS(strstr(text, words) != NULL);
     if (strstr(text, "a quota of") == NULL) {

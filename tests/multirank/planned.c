@@ -35,10 +35,8 @@ static void make_layers(struct layers *layers, stw_runtime *runtime, uint32_t ra
 
 static stw_view fetch_local(stw_runtime *runtime, stw_tensor *tensor, uint32_t access)
 {
-    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
     stw_view view;
-    request.tensor = tensor;
-    request.access = access;
+    stw_fetch_request request = {.struct_size = sizeof request, .tensor = tensor, .access = access};
     SUCCEEDS(stw_fetch(runtime, NULL, &request, 1, &view));
     return view;
 }

@@ -29,12 +29,11 @@ static stw_status try_open_within(uint64_t node_host_blocks, stw_group *group, s
                                   const struct member *member, uint64_t whole_blocks,
                                   stw_runtime **runtime_out)
 {
-    stw_device_options device = STW_DEVICE_OPTIONS_INIT;
-    stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
-    device.budget_bytes = (WHOLE_BLOCKS + 2 * GRADIENTS) * BLOCK;
-    nvme.path = member->directory;
-    nvme.budget_bytes = 512 * BLOCK;
+    stw_device_options device = {.struct_size = sizeof device,
+                                 .budget_bytes = (WHOLE_BLOCKS + 2 * GRADIENTS) * BLOCK};
+    stw_nvme_options nvme = {
+        .struct_size = sizeof nvme, .path = member->directory, .budget_bytes = 512 * BLOCK};
     options.flags = STW_RUNTIME_NO_PROBE;
     options.name = "replicas";
     options.group = group;
@@ -74,10 +73,8 @@ static void leave(struct groups *groups, struct member *member)
 
 static stw_status try_fetch(stw_runtime *runtime, stw_tensor *tensor, uint32_t scope)
 {
-    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
     stw_view view;
-    request.tensor = tensor;
-    request.scope = scope;
+    stw_fetch_request request = {.struct_size = sizeof request, .tensor = tensor, .scope = scope};
     return stw_fetch(runtime, NULL, &request, 1, &view);
 }
 
@@ -129,18 +126,10 @@ static void train(stw_runtime *runtime, const struct member *member, struct trai
 {
     stw_tensor *parameter = make(runtime, "p", N, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
     stw_tensor *gradient = make(runtime, "g", N, STW_ROLE_GRAD, STW_PARTITION_SHARDED);
-    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
-    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
-    stw_optimizer *optimizer = NULL;
-    options.algorithm = STW_OPTIMIZER_ADAMW;
-    SUCCEEDS(stw_optimizer_create(runtime, &options, &optimizer));
-    SUCCEEDS(stw_optimizer_set_hyper(optimizer, 0, &(stw_hyper)STW_HYPER_INIT));
+    stw_optimizer *optimizer = optimizer_make(runtime, STW_OPTIMIZER_ADAMW);
     SUCCEEDS(stw_tensor_fill(parameter, 1.0, NULL));
-    entry.parameter = parameter;
-    entry.gradient = gradient;
-    SUCCEEDS(stw_optimizer_add(optimizer, &entry, 1));
+    optimizer_add(optimizer, parameter, gradient);
     for (uint32_t step = 0; step < STEPS; ++step) {
-        stw_update_options update = STW_UPDATE_OPTIONS_INIT;
         stw_update_result result = STW_UPDATE_RESULT_INIT;
         stw_view weights = fetch(runtime, parameter, STW_READ, STW_WHOLE);
         stw_view sums = fetch(runtime, gradient, STW_REDUCE, STW_WHOLE);
@@ -150,19 +139,18 @@ static void train(stw_runtime *runtime, const struct member *member, struct trai
         }
         let_go(&weights, 0);
         let_go(&sums, 0);
-        update.clip_norm = 1.0;
+        stw_update_options update = {.struct_size = sizeof update, .clip_norm = 1.0};
         SUCCEEDS(stw_optimizer_step(optimizer, &update, &result));
         HOLDS(result.nonfinite == 0 && result.clip_coefficient < 1.0);
         out->norms[step] = result.norm;
     }
     SUCCEEDS(stw_tensor_read(parameter, out->values, NULL));
     /* What one rank alone sees is seen by all, and nobody steps. */
-    stw_update_options update = STW_UPDATE_OPTIONS_INIT;
     stw_update_result result = STW_UPDATE_RESULT_INIT;
     stw_view sums = fetch(runtime, gradient, STW_REDUCE, STW_WHOLE);
     if (member->rank == 0) ((float *)sums.pointer)[N - 1] = INFINITY;
     let_go(&sums, 0);
-    update.flags = STW_UPDATE_SKIP_NONFINITE;
+    stw_update_options update = {.struct_size = sizeof update, .flags = STW_UPDATE_SKIP_NONFINITE};
     HOLDS(stw_optimizer_step(optimizer, &update, &result) == STW_SKIPPED);
     HOLDS(result.nonfinite == 1 && result.updated == 0);
     SUCCEEDS(stw_runtime_close(runtime, 0, 0));
@@ -261,13 +249,13 @@ CLAIM(replicas_that_step_otherwise_are_told)
     SUCCEEDS(stw_tensor_fill(entry.parameter, 1.0, NULL));
     SUCCEEDS(stw_optimizer_add(optimizer, &entry, 1));
     for (int attempt = 0; attempt < 3; ++attempt) {
-        stw_update_options update = STW_UPDATE_OPTIONS_INIT;
         stw_update_result result = STW_UPDATE_RESULT_INIT;
         stw_hyper hyper = STW_HYPER_INIT;
         stw_view view = fetch(runtime, entry.gradient, STW_REDUCE, STW_WHOLE);
         for (uint64_t k = 0; k < view.element_count; ++k) ((float *)view.pointer)[k] = 1.0F;
         let_go(&view, 0);
-        update.clip_norm = attempt == 0 && odd ? 100.0 : 1e9;
+        stw_update_options update = {.struct_size = sizeof update,
+                                     .clip_norm = attempt == 0 && odd ? 100.0 : 1e9};
         hyper.lr = attempt == 1 && odd ? 0.5 : 0.25;
         SUCCEEDS(stw_optimizer_set_hyper(optimizer, 0, &hyper));
         const stw_status status = stw_optimizer_step(optimizer, &update, &result);
@@ -307,10 +295,9 @@ CLAIM_WITHIN(a_replica_that_does_not_come_is_told_to_all, 4000000000)
 static stw_runtime *open_kept(const struct groups *groups, const struct member *member,
                               uint32_t flags)
 {
-    stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     stw_runtime *runtime = NULL;
-    nvme.path = member->directory;
+    stw_nvme_options nvme = {.struct_size = sizeof nvme, .path = member->directory};
     nvme.budget_bytes = flags == STW_RUNTIME_RESUME ? 0 : 256 * BLOCK; /* 0: as it was made */
     options.flags = STW_RUNTIME_NO_PROBE | flags;
     options.group = groups->shards;
@@ -326,16 +313,9 @@ static stw_runtime *open_kept(const struct groups *groups, const struct member *
 
 static stw_tensor *make_durable(stw_runtime *runtime, uint64_t elements)
 {
-    stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
-    stw_tensor *tensor = NULL;
+    stw_tensor_spec spec = spec_of("w", elements, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
     spec.flags = STW_TENSOR_DURABLE;
-    spec.name = "w";
-    spec.dtype = STW_F32;
-    spec.partition = STW_PARTITION_SHARDED;
-    spec.dimensions = 1;
-    spec.shape[0] = elements;
-    SUCCEEDS(stw_tensor_create(runtime, &spec, 1, &tensor));
-    return tensor;
+    return make_as(runtime, &spec);
 }
 
 /* A generation is one of all groups or of none, and all four find the same. */

@@ -12,13 +12,13 @@ enum { TENSORS = 400, WHOLE_BLOCKS = 8 };
 static stw_runtime *open_sums(stw_group *group, const struct member *member, uint64_t device_blocks,
                               const stw_runtime_options *wanted)
 {
-    stw_device_options device = STW_DEVICE_OPTIONS_INIT;
-    stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
     stw_runtime_options options = *wanted;
     stw_runtime *runtime = NULL;
-    device.budget_bytes = device_blocks * BLOCK;
-    nvme.path = member->directory;
-    nvme.budget_bytes = (uint64_t)(3 * TENSORS) * BLOCK;
+    stw_device_options device = {.struct_size = sizeof device,
+                                 .budget_bytes = device_blocks * BLOCK};
+    stw_nvme_options nvme = {.struct_size = sizeof nvme,
+                             .path = member->directory,
+                             .budget_bytes = (uint64_t)(3 * TENSORS) * BLOCK};
     options.flags = STW_RUNTIME_NO_PROBE;
     options.name = "small sums";
     options.group = group;
@@ -52,23 +52,9 @@ static void finish(stw_runtime *runtime, stw_group *group, struct member *member
 static stw_tensor *make_gradient(stw_runtime *runtime, const char *name, uint64_t elements,
                                  uint32_t dtype, uint32_t partition)
 {
-    stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
-    stw_tensor *tensor = NULL;
-    spec.name = name;
-    spec.role = STW_ROLE_GRAD;
+    stw_tensor_spec spec = spec_of(name, elements, STW_ROLE_GRAD, partition);
     spec.dtype = dtype;
-    spec.partition = partition;
-    spec.dimensions = 1;
-    spec.shape[0] = elements;
-    SUCCEEDS(stw_tensor_create(runtime, &spec, 1, &tensor));
-    return tensor;
-}
-
-static uint64_t collectives(stw_runtime *runtime)
-{
-    stw_link_stats link = STW_LINK_STATS_INIT;
-    SUCCEEDS(stw_link_stats_get(runtime, STW_LINK_RANKS, 0, &link));
-    return link.transfers;
+    return make_as(runtime, &spec);
 }
 
 /* What holds up the queue of a rank: its part of a whole that was written goes to a shard that is
@@ -82,14 +68,7 @@ static struct gate hold(stw_runtime *runtime)
 {
     enum { N = 1000 };
     struct gate gate;
-    stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
-    spec.name = "held";
-    spec.role = STW_ROLE_PARAM;
-    spec.dtype = STW_F32;
-    spec.partition = STW_PARTITION_SHARDED;
-    spec.dimensions = 1;
-    spec.shape[0] = N;
-    SUCCEEDS(stw_tensor_create(runtime, &spec, 1, &gate.tensor));
+    gate.tensor = make(runtime, "held", N, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
     SUCCEEDS(stw_tensor_fill(gate.tensor, 1.0, NULL));
     SUCCEEDS(stw_runtime_drain(runtime, 0));
     gate.view = fetch(runtime, gate.tensor, STW_READ, STW_SHARD);
@@ -191,8 +170,7 @@ CLAIM(small_gradients_are_summed_together_with_the_bits_of_each_alone)
 CLAIM(a_gradient_that_one_rank_cannot_give_fails_alone)
 {
     enum { N = 9, BAD = 4, FILLERS_MAX = 100000 };
-    stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
-    options.metadata_bytes = 12u << 20;
+    stw_runtime_options options = {.struct_size = sizeof options, .metadata_bytes = 12u << 20};
     stw_group *group = join(member);
     stw_runtime *runtime = open_sums(group, member, WHOLE_BLOCKS + 64, &options);
     stw_tensor *gradients[N];
@@ -231,10 +209,9 @@ CLAIM(a_gradient_that_one_rank_cannot_give_fails_alone)
     HOLDS(stw_runtime_drain(runtime, 0) == STW_ERROR_BUDGET);
     HOLDS(collectives(runtime) == before + 2); /* those before it, and those behind */
     for (uint32_t i = 0; i < N; ++i) {
-        stw_fetch_request request = STW_FETCH_REQUEST_INIT;
         stw_view view;
-        request.tensor = gradients[i];
-        request.scope = STW_SHARD;
+        stw_fetch_request request = {
+            .struct_size = sizeof request, .tensor = gradients[i], .scope = STW_SHARD};
         const stw_status status = stw_fetch(runtime, NULL, &request, 1, &view);
         if (i == BAD) {
             HOLDS(status == STW_ERROR_BUDGET);
@@ -353,7 +330,6 @@ CLAIM(sums_in_another_order_are_told)
     stw_runtime *runtime = open_plain(group, member);
     stw_tensor *gradients[N];
     stw_view views[N];
-    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
     stw_view view;
     for (uint32_t i = 0; i < N; ++i) {
         const char name[] = {'g', (char)('0' + i), '\0'};
@@ -378,8 +354,8 @@ CLAIM(sums_in_another_order_are_told)
         }
         let_go(&view, 0);
     }
-    request.tensor = gradients[2];
-    request.scope = STW_SHARD;
+    stw_fetch_request request = {
+        .struct_size = sizeof request, .tensor = gradients[2], .scope = STW_SHARD};
     HOLDS(stw_fetch(runtime, NULL, &request, 1, &view) == STW_ERROR_ORDER);
     HOLDS(strstr(stw_last_error(), "'g2'") && strstr(stw_last_error(), "'g3'"));
     finish(runtime, group, member, STW_ERROR_ORDER);

@@ -25,21 +25,20 @@ static void check(int holds, const char *text, int line)
 
 static stw_runtime *open_on(stw_group *group)
 {
-    stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     stw_runtime *runtime = NULL;
-    options.flags = STW_RUNTIME_NO_PROBE;
-    options.group = group;
-    options.host_bytes = 64 * BLOCK;
-    options.block_bytes = STW_BLOCK_64K;
+    stw_runtime_options options = {.struct_size = sizeof options,
+                                   .flags = STW_RUNTIME_NO_PROBE,
+                                   .group = group,
+                                   .host_bytes = 64 * BLOCK,
+                                   .block_bytes = STW_BLOCK_64K};
     HOLDS(stw_runtime_open(&options, &runtime) == STW_OK);
     return runtime;
 }
 
 static stw_status fetch_whole(stw_runtime *runtime, stw_tensor *tensor)
 {
-    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
     stw_view view;
-    request.tensor = tensor;
+    stw_fetch_request request = {.struct_size = sizeof request, .tensor = tensor};
     const stw_status status = stw_fetch(runtime, NULL, &request, 1, &view);
     if (status == STW_OK) HOLDS(stw_release(&view, 1, STW_STREAM_HOST, 0) == STW_OK);
     return status;
@@ -66,11 +65,11 @@ int main(int argc, char **argv)
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     HOLDS(argc == 3);
     const int kills = strcmp(argv[2], "kill") == 0;
-    stw_group_options options = STW_GROUP_OPTIONS_INIT;
     stw_group *group = NULL;
-    options.driver = STW_GROUP_MPI;
-    options.module = argv[1];
-    options.timeout_ns = 2000000000;
+    stw_group_options options = {.struct_size = sizeof options,
+                                 .driver = STW_GROUP_MPI,
+                                 .module = argv[1],
+                                 .timeout_ns = 2000000000};
     HOLDS(stw_group_create(&options, &group) == STW_OK);
     stw_runtime *runtime = open_on(group);
     stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
@@ -97,9 +96,8 @@ int main(int argc, char **argv)
         info.struct_size = sizeof info;
         HOLDS(stw_last_error_info(&info) == STW_OK && info.rank == VICTIM);
         /* What this rank has itself it keeps. */
-        stw_copy_options own = STW_COPY_OPTIONS_INIT;
         float *values = malloc(ELEMENTS * sizeof *values);
-        own.scope = STW_SHARD;
+        stw_copy_options own = {.struct_size = sizeof own, .scope = STW_SHARD};
         HOLDS(stw_tensor_read(tensor, values, &own) == STW_OK && values[0] == 2.0F);
         free(values);
         if (rank == 0) printf("said by rank 0: %s\n", sentence);

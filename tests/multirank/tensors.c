@@ -8,13 +8,12 @@ uint32_t claims_count;
 
 stw_runtime *open_on(stw_group *group, const struct member *member, uint64_t whole_blocks)
 {
-    stw_device_options device = STW_DEVICE_OPTIONS_INIT;
-    stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     stw_runtime *runtime = NULL;
-    device.budget_bytes = (whole_blocks + 24) * BLOCK;
-    nvme.path = member->directory;
-    nvme.budget_bytes = 512 * BLOCK;
+    stw_device_options device = {.struct_size = sizeof device,
+                                 .budget_bytes = (whole_blocks + 24) * BLOCK};
+    stw_nvme_options nvme = {
+        .struct_size = sizeof nvme, .path = member->directory, .budget_bytes = 512 * BLOCK};
     options.flags = STW_RUNTIME_NO_PROBE;
     options.name = "ranks";
     options.group = group;
@@ -38,28 +37,60 @@ void end(stw_runtime *runtime, stw_group *group, struct member *member)
     SUCCEEDS(stw_group_destroy(group));
 }
 
-stw_tensor *make(stw_runtime *runtime, const char *name, uint64_t elements, uint32_t role,
-                 uint32_t partition)
+stw_tensor_spec spec_of(const char *name, uint64_t elements, uint32_t role, uint32_t partition)
 {
     stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
-    stw_tensor *tensor = NULL;
     spec.name = name;
     spec.role = role;
     spec.dtype = STW_F32;
     spec.partition = partition;
     spec.dimensions = 1;
     spec.shape[0] = elements;
-    SUCCEEDS(stw_tensor_create(runtime, &spec, 1, &tensor));
+    return spec;
+}
+
+stw_tensor *make_as(stw_runtime *runtime, const stw_tensor_spec *spec)
+{
+    stw_tensor *tensor = NULL;
+    SUCCEEDS(stw_tensor_create(runtime, spec, 1, &tensor));
     return tensor;
+}
+
+stw_tensor *make(stw_runtime *runtime, const char *name, uint64_t elements, uint32_t role,
+                 uint32_t partition)
+{
+    const stw_tensor_spec spec = spec_of(name, elements, role, partition);
+    return make_as(runtime, &spec);
+}
+
+uint64_t collectives(stw_runtime *runtime)
+{
+    stw_link_stats link = STW_LINK_STATS_INIT;
+    SUCCEEDS(stw_link_stats_get(runtime, STW_LINK_RANKS, 0, &link));
+    return link.transfers;
+}
+
+stw_optimizer *optimizer_make(stw_runtime *runtime, uint32_t algorithm)
+{
+    const stw_optimizer_options options = {.struct_size = sizeof options, .algorithm = algorithm};
+    stw_optimizer *optimizer = NULL;
+    SUCCEEDS(stw_optimizer_create(runtime, &options, &optimizer));
+    SUCCEEDS(stw_optimizer_set_hyper(optimizer, 0, &(stw_hyper)STW_HYPER_INIT));
+    return optimizer;
+}
+
+void optimizer_add(stw_optimizer *optimizer, stw_tensor *parameter, stw_tensor *gradient)
+{
+    const stw_optimizer_entry entry = {
+        .struct_size = sizeof entry, .parameter = parameter, .gradient = gradient};
+    SUCCEEDS(stw_optimizer_add(optimizer, &entry, 1));
 }
 
 stw_view fetch(stw_runtime *runtime, stw_tensor *tensor, uint32_t access, uint32_t scope)
 {
-    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
     stw_view view;
-    request.tensor = tensor;
-    request.access = access;
-    request.scope = scope;
+    stw_fetch_request request = {
+        .struct_size = sizeof request, .tensor = tensor, .access = access, .scope = scope};
     SUCCEEDS(stw_fetch(runtime, NULL, &request, 1, &view));
     return view;
 }

@@ -12,10 +12,18 @@ stw_runtime *open_on(stw_group *group, const struct member *member, uint64_t who
 /* Closes and destroys both. */
 void end(stw_runtime *runtime, stw_group *group, struct member *member);
 
+/* One dimension of f32. */
+stw_tensor_spec spec_of(const char *name, uint64_t elements, uint32_t role, uint32_t partition);
+stw_tensor *make_as(stw_runtime *runtime, const stw_tensor_spec *spec);
 stw_tensor *make(stw_runtime *runtime, const char *name, uint64_t elements, uint32_t role,
                  uint32_t partition);
 stw_view fetch(stw_runtime *runtime, stw_tensor *tensor, uint32_t access, uint32_t scope);
 void let_go(stw_view *view, uint32_t flags);
+uint64_t collectives(stw_runtime *runtime);
+
+/* Group 0 has STW_HYPER_INIT. */
+stw_optimizer *optimizer_make(stw_runtime *runtime, uint32_t algorithm);
+void optimizer_add(stw_optimizer *optimizer, stw_tensor *parameter, stw_tensor *gradient);
 
 float value_of(uint64_t element, uint32_t salt);
 void write_shard(stw_runtime *runtime, stw_tensor *tensor, uint32_t salt);

@@ -49,17 +49,16 @@ static void add_batch(const float *weights, uint64_t n, uint32_t batch, uint32_t
 static void train_one(stw_optimizer *optimizer, stw_tensor *parameter, stw_tensor *gradient,
                       const float *weights, uint64_t n, const uint32_t at[3])
 {
-    stw_update_options own = STW_UPDATE_OPTIONS_INIT;
     const uint32_t rank = at[0], ranks = at[1], step = at[2];
     for (uint32_t batch = rank; batch < 12; batch += ranks) {
-        stw_reduce_options options = STW_REDUCE_OPTIONS_INIT;
         float *values = calloc(n, sizeof *values);
         add_batch(weights, n, batch, step, values);
-        options.flags = batch + ranks < 12 ? STW_REDUCE_MORE : 0;
+        stw_reduce_options options = {.struct_size = sizeof options,
+                                      .flags = batch + ranks < 12 ? STW_REDUCE_MORE : 0};
         SUCCEEDS(stw_reduce_adopt(gradient, values, &options, free, values));
     }
-    own.parameters = &parameter;
-    own.parameter_count = 1;
+    stw_update_options own = {
+        .struct_size = sizeof own, .parameters = &parameter, .parameter_count = 1};
     SUCCEEDS(stw_optimizer_step(optimizer, &own, NULL));
 }
 
@@ -80,15 +79,12 @@ static void train(stw_runtime *runtime, uint32_t rank, uint32_t ranks, bool in_b
         const char parameter[] = {'p', (char)('0' + i), '\0'};
         const char gradient[] = {'g', (char)('0' + i), '\0'};
         const uint32_t partition = i == 2 ? STW_PARTITION_REPLICATED : STW_PARTITION_SHARDED;
-        stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
         parameters[i] = make(runtime, parameter, layer_sizes[i], STW_ROLE_PARAM, partition);
         gradients[i] = make(runtime, gradient, layer_sizes[i], STW_ROLE_GRAD, partition);
         out->values[i] = malloc(layer_sizes[i] * sizeof(float));
         for (uint64_t k = 0; k < layer_sizes[i]; ++k) out->values[i][k] = value_of(k, i) * 1e-4F;
         SUCCEEDS(stw_tensor_write(parameters[i], out->values[i], NULL));
-        entry.parameter = parameters[i];
-        entry.gradient = gradients[i];
-        SUCCEEDS(stw_optimizer_add(optimizer, &entry, 1));
+        optimizer_add(optimizer, parameters[i], gradients[i]);
     }
     stw_phase *phase = NULL;
     SUCCEEDS(stw_phase_create(runtime, "train", &phase));
@@ -112,9 +108,8 @@ static void train(stw_runtime *runtime, uint32_t rank, uint32_t ranks, bool in_b
             let_go(&weights, 0);
             let_go(&sums, 0);
         }
-        stw_update_options update = STW_UPDATE_OPTIONS_INIT;
         stw_update_result result = STW_UPDATE_RESULT_INIT;
-        update.clip_norm = 1.0;
+        stw_update_options update = {.struct_size = sizeof update, .clip_norm = 1.0};
         if (!in_backward) {
             SUCCEEDS(stw_optimizer_step(optimizer, &update, &result));
             out->norms[step] = result.norm;
@@ -180,31 +175,24 @@ enum { N = 40000 };
 static struct descent descend(struct member *member)
 {
     struct descent made = {join(member), NULL, NULL, NULL, NULL};
-    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
-    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
     made.runtime = open_on(made.group, member, 24);
-    options.algorithm = STW_OPTIMIZER_SGD;
-    SUCCEEDS(stw_optimizer_create(made.runtime, &options, &made.optimizer));
-    SUCCEEDS(stw_optimizer_set_hyper(made.optimizer, 0, &(stw_hyper)STW_HYPER_INIT));
+    made.optimizer = optimizer_make(made.runtime, STW_OPTIMIZER_SGD);
     made.parameter = make(made.runtime, "p", N, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
     made.gradient = make(made.runtime, "g", N, STW_ROLE_GRAD, STW_PARTITION_SHARDED);
-    entry.parameter = made.parameter;
-    entry.gradient = made.gradient;
-    SUCCEEDS(stw_tensor_fill(entry.parameter, 1.0, NULL));
-    SUCCEEDS(stw_optimizer_add(made.optimizer, &entry, 1));
+    SUCCEEDS(stw_tensor_fill(made.parameter, 1.0, NULL));
+    optimizer_add(made.optimizer, made.parameter, made.gradient);
     return made;
 }
 
 CLAIM(an_overflow_of_one_rank_skips_the_step_on_all)
 {
     struct descent at = descend(member);
-    stw_update_options update = STW_UPDATE_OPTIONS_INIT;
     stw_update_result result = STW_UPDATE_RESULT_INIT;
     /* The last element is the last rank's alone. */
     stw_view view = fetch(at.runtime, at.gradient, STW_REDUCE, STW_WHOLE);
     if (member->rank == 0) ((float *)view.pointer)[N - 1] = INFINITY;
     let_go(&view, 0);
-    update.flags = STW_UPDATE_SKIP_NONFINITE;
+    stw_update_options update = {.struct_size = sizeof update, .flags = STW_UPDATE_SKIP_NONFINITE};
     HOLDS(stw_optimizer_step(at.optimizer, &update, &result) == STW_SKIPPED);
     HOLDS(result.nonfinite == 1 && result.updated == 0);
     stw_view weights = fetch(at.runtime, at.parameter, STW_READ, STW_WHOLE);
@@ -219,14 +207,14 @@ CLAIM(ranks_that_step_otherwise_are_told)
     struct descent at = descend(member);
     const int odd = member->rank == 1;
     for (int attempt = 0; attempt < 5; ++attempt) {
-        stw_update_options update = STW_UPDATE_OPTIONS_INIT;
         stw_update_result result = STW_UPDATE_RESULT_INIT;
         stw_hyper hyper = STW_HYPER_INIT;
         stw_view view = fetch(at.runtime, at.gradient, STW_REDUCE, STW_WHOLE);
         for (uint64_t k = 0; k < N; ++k) ((float *)view.pointer)[k] = 1.0F;
         let_go(&view, 0);
-        update.clip_norm = attempt == 0 && odd ? 100.0 : 1e9;
-        update.flags = attempt == 1 && odd ? STW_UPDATE_SKIP_NONFINITE : 0;
+        stw_update_options update = {.struct_size = sizeof update,
+                                     .clip_norm = attempt == 0 && odd ? 100.0 : 1e9,
+                                     .flags = attempt == 1 && odd ? STW_UPDATE_SKIP_NONFINITE : 0};
         update.gradient_scale = odd ? 1.0 : 0.0; /* which is the same */
         hyper.lr = attempt == 2 && odd ? 0.5 : 0.25;
         hyper.dampening = attempt == 3 && odd ? 0.125 : 0;
@@ -238,11 +226,11 @@ CLAIM(ranks_that_step_otherwise_are_told)
         if (attempt == 2) HOLDS(strstr(stw_last_error(), "lr 0.5"));
         SUCCEEDS(stw_tensor_discard(&at.gradient, 1));
     }
-    stw_update_options update = STW_UPDATE_OPTIONS_INIT;
     stw_update_result result = STW_UPDATE_RESULT_INIT;
     /* How long it waits is each rank's own. */
-    update.flags = member->rank == 0 ? STW_UPDATE_WAIT : 0;
-    update.clip_norm = 1e9;
+    stw_update_options update = {.struct_size = sizeof update,
+                                 .flags = member->rank == 0 ? STW_UPDATE_WAIT : 0,
+                                 .clip_norm = 1e9};
     SUCCEEDS(stw_optimizer_step(at.optimizer, &update, &result));
     stw_view weights = fetch(at.runtime, at.parameter, STW_READ, STW_WHOLE);
     HOLDS(((const float *)weights.pointer)[N - 1] == 1.0F - 0.25F * (float)member->size);
@@ -262,11 +250,7 @@ CLAIM(hyper_parameters_of_each_group_are_compared)
     enum { GROUPS = 2 };
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, 24);
-    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
-    stw_optimizer *optimizer = NULL;
-    options.algorithm = STW_OPTIMIZER_ADAMW;
-    SUCCEEDS(stw_optimizer_create(runtime, &options, &optimizer));
-    SUCCEEDS(stw_optimizer_set_hyper(optimizer, 0, &(stw_hyper)STW_HYPER_INIT));
+    stw_optimizer *optimizer = optimizer_make(runtime, STW_OPTIMIZER_ADAMW);
     for (uint32_t i = 0; i < GROUPS; ++i) {
         const char parameter[] = {'p', (char)('0' + i), '\0'};
         const char gradient[] = {'g', (char)('0' + i), '\0'};
@@ -279,7 +263,6 @@ CLAIM(hyper_parameters_of_each_group_are_compared)
         SUCCEEDS(stw_optimizer_add(optimizer, &entry, 1));
     }
     for (uint32_t attempt = 0; attempt < 6; ++attempt) {
-        stw_update_options update = STW_UPDATE_OPTIONS_INIT;
         stw_update_result result = STW_UPDATE_RESULT_INIT;
         const bool odd = member->rank == member->size - 1 && attempt < 5;
         for (uint32_t i = 0; i < GROUPS; ++i) {
@@ -292,7 +275,7 @@ CLAIM(hyper_parameters_of_each_group_are_compared)
             if (other && attempt == 4) hyper.lr = 0.5;
             SUCCEEDS(stw_optimizer_set_hyper(optimizer, i, &hyper));
         }
-        update.clip_norm = 1e9;
+        stw_update_options update = {.struct_size = sizeof update, .clip_norm = 1e9};
         const stw_status status = stw_optimizer_step(optimizer, &update, &result);
         HOLDS(status == (attempt < 5 ? STW_ERROR_MISMATCH : STW_OK));
     }
@@ -310,7 +293,6 @@ CLAIM(roundings_of_optimizers_are_compared)
         const char gradient[] = {'g', (char)('0' + attempt), '\0'};
         stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
         stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
-        stw_update_options update = STW_UPDATE_OPTIONS_INIT;
         stw_update_result result = STW_UPDATE_RESULT_INIT;
         stw_optimizer *optimizer = NULL;
         options.algorithm = STW_OPTIMIZER_ADAGRAD, options.name = name;
@@ -323,7 +305,7 @@ CLAIM(roundings_of_optimizers_are_compared)
         SUCCEEDS(stw_tensor_fill(entry.parameter, 1.0, NULL));
         SUCCEEDS(stw_tensor_fill(entry.gradient, 1.0, NULL));
         SUCCEEDS(stw_optimizer_add(optimizer, &entry, 1));
-        update.clip_norm = 1e9;
+        stw_update_options update = {.struct_size = sizeof update, .clip_norm = 1e9};
         const stw_status status = stw_optimizer_step(optimizer, &update, &result);
         HOLDS(status == (attempt < 2 ? STW_ERROR_MISMATCH : STW_OK));
     }
@@ -337,11 +319,10 @@ CLAIM(a_step_without_a_verdict_beside_one_with_it_is_out_of_order)
     stw_tensor *next = make(at.runtime, "next", N, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
     stw_update_options update = STW_UPDATE_OPTIONS_INIT;
     stw_update_result result = STW_UPDATE_RESULT_INIT;
-    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
     stw_view view;
     write_shard(at.runtime, next, 1);
     SUCCEEDS(stw_tensor_fill(at.gradient, 1.0, NULL));
-    request.tensor = next;
+    stw_fetch_request request = {.struct_size = sizeof request, .tensor = next};
     if (member->rank == 0) {
         SUCCEEDS(stw_optimizer_step(at.optimizer, NULL, NULL));
         HOLDS(stw_fetch(at.runtime, NULL, &request, 1, &view) == STW_ERROR_ORDER);
@@ -408,10 +389,9 @@ enum { NOBODY, ONE, ALL, ONE_BEFORE, NOBODY_TWICE, WAYS };
 
 static void give(stw_tensor *gradient, uint32_t way, uint64_t elements, uint32_t rank)
 {
-    stw_reduce_options more = STW_REDUCE_OPTIONS_INIT;
     float *ones = malloc(elements * sizeof *ones);
     for (uint64_t k = 0; k < elements; ++k) ones[k] = 1;
-    more.flags = STW_REDUCE_MORE;
+    stw_reduce_options more = {.struct_size = sizeof more, .flags = STW_REDUCE_MORE};
     if (way == ONE_BEFORE) SUCCEEDS(stw_reduce(gradient, rank == 1 ? ones : NULL, &more));
     if (way == NOBODY_TWICE) SUCCEEDS(stw_reduce(gradient, NULL, &more));
     SUCCEEDS(stw_reduce(gradient, way == ALL || (way == ONE && rank == 0) ? ones : NULL, NULL));
@@ -425,13 +405,9 @@ CLAIM(what_no_rank_has_a_gradient_for_is_left_alone)
     static const uint64_t sizes[KINDS] = {500, 60000, 700}; /* alone, and together with others */
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(group, member, 24);
-    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
-    stw_optimizer *optimizer = NULL;
     stw_tensor *parameters[EXPERTS];
     stw_tensor *gradients[EXPERTS];
-    options.algorithm = STW_OPTIMIZER_ADAMW;
-    SUCCEEDS(stw_optimizer_create(runtime, &options, &optimizer));
-    SUCCEEDS(stw_optimizer_set_hyper(optimizer, 0, &(stw_hyper)STW_HYPER_INIT));
+    stw_optimizer *optimizer = optimizer_make(runtime, STW_OPTIMIZER_ADAMW);
     for (uint32_t i = 0; i < EXPERTS; ++i) {
         const char parameter[] = {'p', (char)('a' + i), '\0'};
         const char gradient[] = {'g', (char)('a' + i), '\0'};
@@ -444,13 +420,12 @@ CLAIM(what_no_rank_has_a_gradient_for_is_left_alone)
         SUCCEEDS(stw_optimizer_add(optimizer, &entry, 1));
     }
     for (uint32_t step = 1; step <= STEPS_OF_EXPERTS; ++step) {
-        stw_update_options update = STW_UPDATE_OPTIONS_INIT;
         stw_update_result result = STW_UPDATE_RESULT_INIT;
         for (uint32_t i = 0; i < EXPERTS; ++i) {
             give(gradients[i], i % WAYS, sizes[i / WAYS], member->rank);
         }
-        update.flags = STW_UPDATE_WAIT;
-        update.clip_norm = 1.0;
+        stw_update_options update = {
+            .struct_size = sizeof update, .flags = STW_UPDATE_WAIT, .clip_norm = 1.0};
         SUCCEEDS(stw_optimizer_step(optimizer, &update, &result));
         HOLDS(result.without_gradient == 2 * KINDS && result.updated == 3 * KINDS);
         for (uint32_t i = 0; i < EXPERTS; ++i) {

@@ -6,7 +6,6 @@
 #include "tests/multirank/half.h"
 
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -23,12 +23,12 @@ void check(bool holds, const char *text, const char *file, int line)
 
 stw_group *join(struct member *member)
 {
-    stw_group_options options = STW_GROUP_OPTIONS_INIT;
     stw_group *group = NULL;
-    options.driver = STW_GROUP_MPI;
-    options.flags = member->group_flags;
-    options.timeout_ns = member->timeout_ns;
-    options.module = module;
+    stw_group_options options = {.struct_size = sizeof options,
+                                 .driver = STW_GROUP_MPI,
+                                 .flags = member->group_flags,
+                                 .timeout_ns = member->timeout_ns,
+                                 .module = module};
     SUCCEEDS(stw_group_create(&options, &group));
     return group;
 }

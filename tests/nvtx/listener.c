@@ -55,11 +55,10 @@ static void write_down(void)
 {
     const char *path = getenv("NVTX_LISTENER_OUTPUT");
     FILE *file = path ? fopen(path, "w") : NULL;
-    int i;
     if (!file) return;
     fprintf(file, "{\"ended\": %lu, \"other\": %lu", atomic_load(&ended),
             atomic_load(&other_domains));
-    for (i = 0; i < kind_count; ++i)
+    for (int i = 0; i < kind_count; ++i)
         fprintf(file, ", \"%s\": {\"begun\": %lu, \"bytes\": %lu}", kinds[i],
                 atomic_load(&begun[i]), atomic_load(&bytes[i]));
     fprintf(file, "}\n");

@@ -43,10 +43,9 @@ static void train(void)
     stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
     stw_optimizer *optimizer = NULL;
     stw_phase *phase = NULL;
-    int i;
     CHECK(stw_phase_create(runtime, "p", &phase) == STW_OK);
     CHECK(stw_step_begin(phase) == STW_OK);
-    for (i = 0; i < 8; ++i) {
+    for (int i = 0; i < 8; ++i) {
         stw_tensor *tensor = make_tensor(runtime, NULL, 5 * BLOCK / 4);
         CHECK(stw_tensor_write(tensor, values, NULL) == STW_OK);
         CHECK(stw_tensor_read(tensor, values, NULL) == STW_OK);
@@ -79,7 +78,6 @@ static void live(int number)
     stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     stw_runtime *runtime = NULL;
-    stw_tensor *tensor;
     if (number % TRAINS_EVERY == 0) {
         train();
         return;
@@ -90,7 +88,7 @@ static void live(int number)
     options.host_bytes = 16 * BLOCK, options.block_bytes = STW_BLOCK_64K;
     options.thread_count = 1;
     CHECK(stw_runtime_open(&options, &runtime) == STW_OK);
-    tensor = make_tensor(runtime, "t", 2 * BLOCK / 4);
+    stw_tensor *tensor = make_tensor(runtime, "t", 2 * BLOCK / 4);
     fetch_and_release(runtime, tensor, STW_WRITE);
     fetch_and_release(runtime, tensor, STW_READ);
     CHECK(stw_runtime_close(runtime, 0, 0) == STW_OK);
@@ -101,16 +99,15 @@ static void fetch_a_million_times(void)
 {
     stw_runtime *runtime = open_small(".", NULL);
     stw_tensor *tensors[TENSORS];
-    int descriptors, threads, i;
-    long resident;
-    for (i = 0; i < TENSORS; ++i) {
+    int descriptors, threads;
+    for (int i = 0; i < TENSORS; ++i) {
         tensors[i] = make_tensor(runtime, NULL, 2 * BLOCK / 4);
         fetch_and_release(runtime, tensors[i], STW_WRITE);
     }
-    for (i = 0; i < PAIRS / 100; ++i) fetch_and_release(runtime, tensors[i / 100 % TENSORS], 0);
+    for (int i = 0; i < PAIRS / 100; ++i) fetch_and_release(runtime, tensors[i / 100 % TENSORS], 0);
     descriptors = entries_in("/proc/self/fd"), threads = entries_in("/proc/self/task");
-    resident = resident_kib();
-    for (i = 0; i < PAIRS; ++i) {
+    long resident = resident_kib();
+    for (int i = 0; i < PAIRS; ++i) {
         fetch_and_release(runtime, tensors[i / 100 % TENSORS], i % 1000 ? STW_READ : STW_WRITE);
     }
     printf("%d fetches: descriptors %d, threads %d, resident %ld KiB, then %ld\n", PAIRS,
@@ -123,14 +120,13 @@ static void fetch_a_million_times(void)
 
 int main(void)
 {
-    int descriptors, threads, i;
-    long resident;
+    int descriptors, threads;
     /* Pools that live as long as the process fill in the first rounds. */
-    for (i = 0; i < WARM_UP; ++i) live(i);
+    for (int i = 0; i < WARM_UP; ++i) live(i);
     descriptors = entries_in("/proc/self/fd"), threads = entries_in("/proc/self/task");
-    resident = resident_kib();
+    long resident = resident_kib();
     CHECK(threads == 3); /* this one, "." and ".." */
-    for (i = 0; i < LIVES; ++i) {
+    for (int i = 0; i < LIVES; ++i) {
         live(i);
         if (i % 1000 != 999) continue;
         CHECK(entries_in("/proc/self/fd") == descriptors);

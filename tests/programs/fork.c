@@ -32,12 +32,11 @@ static void not_called(void *user, stw_operation *operation, stw_status status)
 static void child(stw_runtime *runtime, stw_tensor *tensor, stw_phase *phase, stw_view *view,
                   stw_operation *operation)
 {
-    stw_fetch_request request = STW_FETCH_REQUEST_INIT;
     stw_tensor *found = NULL;
     stw_view other;
     float value = 0;
     is_child = 1;
-    request.tensor = tensor;
+    stw_fetch_request request = {.struct_size = sizeof request, .tensor = tensor};
     FORKED(stw_fetch(runtime, NULL, &request, 1, &other));
     FORKED(stw_tensor_read(tensor, &value, NULL));
     FORKED(stw_tensor_find(runtime, "t", &found));
@@ -89,12 +88,11 @@ static void a_callback_forks(stw_runtime *runtime, stw_tensor *tensor)
 {
     stw_fetch_request request = STW_FETCH_REQUEST_INIT;
     stw_operation *operation = NULL;
-    stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     forking here = {runtime, -1};
     stw_view view;
     int status;
     /* It waits for a view that is not this thread's. */
-    options.flags = STW_FETCH_HAND_OVER;
+    stw_fetch_options options = {.struct_size = sizeof options, .flags = STW_FETCH_HAND_OVER};
     request.tensor = tensor, request.access = STW_READ_WRITE, request.element_count = 1000;
     CHECK(stw_fetch(runtime, &options, &request, 1, &view) == STW_OK);
     CHECK(stw_fetch_async(runtime, NULL, &request, 1, &operation) == STW_OK);
@@ -117,17 +115,16 @@ int main(void)
     stw_operation *operation = NULL;
     stw_phase *phase = NULL;
     stw_view view;
-    int round, i, status;
+    int status;
     CHECK(values);
     CHECK(stw_phase_create(runtime, "p", &phase) == STW_OK);
-    for (i = 0; i < 40 * BLOCK / 4; ++i) values[i] = (float)i;
+    for (int i = 0; i < 40 * BLOCK / 4; ++i) values[i] = (float)i;
     CHECK(stw_tensor_write(tensor, values, NULL) == STW_OK);
-    for (round = 0; round < 5; ++round) {
-        pid_t pid;
+    for (int round = 0; round < 5; ++round) {
         request.tensor = tensor, request.element_begin = 100, request.element_count = 1000;
         CHECK(stw_fetch(runtime, NULL, &request, 1, &view) == STW_OK);
         CHECK(stw_fetch_async(runtime, NULL, &request, 1, &operation) == STW_OK);
-        pid = fork();
+        pid_t pid = fork();
         if (pid == 0) child(runtime, tensor, phase, &view, operation);
         /* The parent works on meanwhile. */
         CHECK(stw_release(&view, 1, STW_STREAM_HOST, 0) == STW_OK);
@@ -137,7 +134,7 @@ int main(void)
         CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
         memset(values, 0, 40 * BLOCK);
         CHECK(stw_tensor_read(tensor, values, NULL) == STW_OK);
-        for (i = 0; i < 40 * BLOCK / 4; ++i) CHECK(values[i] == (float)i);
+        for (int i = 0; i < 40 * BLOCK / 4; ++i) CHECK(values[i] == (float)i);
     }
     a_callback_forks(runtime, tensor);
     free(values);

@@ -45,29 +45,26 @@ static stw_tensor *durable(stw_runtime *runtime, const char *name, uint64_t elem
 static void write_values(stw_tensor *tensor, uint64_t elements, uint64_t step)
 {
     static float values[LARGE];
-    uint64_t i;
-    for (i = 0; i < elements; ++i) values[i] = value_of(step, i);
+    for (uint64_t i = 0; i < elements; ++i) values[i] = value_of(step, i);
     CHECK(stw_tensor_write(tensor, values, NULL) == STW_OK);
 }
 
 static void expect_values(stw_tensor *tensor, uint64_t elements, uint64_t step)
 {
     static float values[LARGE];
-    uint64_t i;
     CHECK(stw_tensor_read(tensor, values, NULL) == STW_OK);
-    for (i = 0; i < elements; ++i) CHECK(values[i] == value_of(step, i));
+    for (uint64_t i = 0; i < elements; ++i) CHECK(values[i] == value_of(step, i));
 }
 
 static void open_steps(struct steps *steps, uint64_t reported)
 {
-    stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     stw_generation_info info;
     uint64_t bytes = 0;
-    stw_status found;
-    nvme.path = kDirectory;
-    nvme.budget_bytes = 128 * BLOCK + (8u << 20);
-    nvme.driver_options = "allow_tmpfs=1";
+    stw_nvme_options nvme = {.struct_size = sizeof nvme,
+                             .path = kDirectory,
+                             .budget_bytes = 128 * BLOCK + (8u << 20),
+                             .driver_options = "allow_tmpfs=1"};
     options.nvme = &nvme;
     options.nvme_count = 1;
     options.host_bytes = 16 * BLOCK;
@@ -79,7 +76,7 @@ static void open_steps(struct steps *steps, uint64_t reported)
     steps->small = durable(steps->runtime, "small", SMALL);
     info.struct_size = sizeof info;
     steps->step = 0;
-    found = stw_generation_get(steps->runtime, 0, &info);
+    stw_status found = stw_generation_get(steps->runtime, 0, &info);
     CHECK(found == STW_OK || (found == STW_ERROR_NOT_FOUND && reported == 0));
     if (found != STW_OK) return;
     if (info.generation != reported && info.generation != reported + 1) {
@@ -114,13 +111,13 @@ static void commit_for_ever(int told, uint64_t reported, long wait_us)
     if (steps.step > 0) CHECK(write(told, &steps.step, sizeof steps.step) == sizeof steps.step);
     CHECK(pthread_create(&thread, NULL, end_it, (void *)(intptr_t)wait_us) == 0);
     for (;;) {
-        stw_commit_options options = STW_COMMIT_OPTIONS_INIT;
         uint64_t generation = 0;
         ++steps.step;
         write_values(steps.large, LARGE, steps.step);
         write_values(steps.small, SMALL, steps.step);
-        options.metadata = &steps.step;
-        options.metadata_bytes = sizeof steps.step;
+        stw_commit_options options = {.struct_size = sizeof options,
+                                      .metadata = &steps.step,
+                                      .metadata_bytes = sizeof steps.step};
         CHECK(stw_commit(steps.runtime, &options, &generation) == STW_OK);
         CHECK(generation == steps.step);
         CHECK(write(told, &generation, sizeof generation) == sizeof generation);
@@ -144,15 +141,13 @@ int main(void)
 {
     struct steps steps;
     uint64_t reported = 0;
-    int round;
     remove_directory();
     CHECK(mkdir(kDirectory, 0700) == 0);
-    for (round = 0; round < ROUNDS; ++round) {
+    for (int round = 0; round < ROUNDS; ++round) {
         int pipes[2], status;
         uint64_t generation = 0;
-        pid_t pid;
         CHECK(pipe(pipes) == 0);
-        pid = fork();
+        pid_t pid = fork();
         /* From the very beginning to some commits later. */
         if (pid == 0) commit_for_ever(pipes[1], reported, 1000 + (long)round * round * 500);
         close(pipes[1]);

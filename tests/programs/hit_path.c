@@ -62,10 +62,7 @@ int main(int count, char **arguments)
     static stw_view all[MANY];
     stw_fetch_request requests[4];
     stw_view views[4], shared;
-    void *probe;
-    long round;
-    int i;
-    for (i = 0; i < 4; ++i) {
+    for (int i = 0; i < 4; ++i) {
         stw_tensor *tensor = make_tensor(runtime, NULL, i < 2 ? 100 : BLOCK / 4);
         CHECK(stw_tensor_fill(tensor, i, NULL) == STW_OK);
         requests[i] = (stw_fetch_request)STW_FETCH_REQUEST_INIT;
@@ -73,20 +70,20 @@ int main(int count, char **arguments)
     }
     CHECK(stw_runtime_drain(runtime, 0) == STW_OK);
     /* Residents, slots of this thread and its registration. */
-    for (i = 0; i < 3; ++i) {
+    for (int i = 0; i < 3; ++i) {
         CHECK(stw_fetch(runtime, NULL, requests, 4, views) == STW_OK);
         CHECK(stw_release(views, 4, STW_STREAM_HOST, 0) == STW_OK);
     }
-    for (i = 0; i < MANY; ++i) many[i] = requests[i % 4];
+    for (int i = 0; i < MANY; ++i) many[i] = requests[i % 4];
     CHECK(stw_fetch(runtime, NULL, many, MANY, all) == STW_OK);
     CHECK(stw_release(all, MANY, STW_STREAM_HOST, 0) == STW_OK);
     counting = 1;
-    probe = malloc(1);
+    void *probe = malloc(1);
     CHECK(allocations == 1); /* the counter counts */
     allocations = 0;
     (void)getppid();
     /* The thread's ring of hits has a maximum, after which the core is told; stay below it. */
-    for (round = 0; round < rounds && round < 100; ++round) {
+    for (long round = 0; round < rounds && round < 100; ++round) {
         CHECK(stw_fetch(runtime, NULL, requests, 4, views) == STW_OK);
         CHECK(stw_view_share(&views[0], &shared) == STW_OK);
         CHECK(stw_release(&shared, 1, STW_STREAM_HOST, 0) == STW_OK);
@@ -94,7 +91,7 @@ int main(int count, char **arguments)
     }
     CHECK(stw_fetch(runtime, NULL, many, MANY, all) == STW_OK);
     CHECK(stw_release(all, MANY, STW_STREAM_HOST, 0) == STW_OK);
-    for (round = 0; round < rounds; ++round) {
+    for (long round = 0; round < rounds; ++round) {
         CHECK(stw_fetch(runtime, NULL, requests, 1, views) == STW_OK);
         CHECK(stw_release(views, 1, STW_STREAM_HOST, 0) == STW_OK);
     }

@@ -27,19 +27,17 @@ static void move_for_ever(int ready)
 
 int main(void)
 {
-    int round;
     if (mkdir("kill-directory", 0700) != 0) CHECK(errno == EEXIST);
-    for (round = 0; round < 8; ++round) {
-        int pipes[2], status, i;
+    for (int round = 0; round < 8; ++round) {
+        int pipes[2], status;
         char byte;
         struct dirent *entry;
         DIR *directory;
-        pid_t pid;
         CHECK(pipe(pipes) == 0);
-        pid = fork();
+        pid_t pid = fork();
         if (pid == 0) move_for_ever(pipes[1]);
         /* Each round is killed after another number of passes, in the midst of the next. */
-        for (i = 0; i <= round; ++i) CHECK(read(pipes[0], &byte, 1) == 1);
+        for (int i = 0; i <= round; ++i) CHECK(read(pipes[0], &byte, 1) == 1);
         CHECK(kill(pid, SIGKILL) == 0);
         CHECK(waitpid(pid, &status, 0) == pid && WIFSIGNALED(status));
         close(pipes[0]), close(pipes[1]);

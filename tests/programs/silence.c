@@ -13,10 +13,8 @@ static void fail_in_many_ways(void)
     stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
     stw_fetch_request request = STW_FETCH_REQUEST_INIT;
     stw_runtime *runtime = NULL;
-    stw_tensor *tensor;
     static float values[40 * BLOCK / 4];
     stw_view view;
-    int i;
     memset(&view, 0, sizeof view);
     (void)stw_runtime_open(NULL, NULL);
     (void)stw_runtime_open(&options, &runtime);
@@ -29,8 +27,8 @@ static void fail_in_many_ways(void)
                           "at=write:5:eio;at=write:6:eio;at=write:7:torn;at=write:9:lost;"
                           "at=read:3:eio;at=read:4:eio;at=read:5:eio;at=read:7:flip;at=read:8:flip";
     if (stw_runtime_open(&options, &runtime) != STW_OK) _exit(2);
-    tensor = make_tensor(runtime, "t", 40 * BLOCK / 4);
-    for (i = 0; i < 3; ++i) {
+    stw_tensor *tensor = make_tensor(runtime, "t", 40 * BLOCK / 4);
+    for (int i = 0; i < 3; ++i) {
         (void)stw_tensor_write(tensor, values, NULL);
         (void)stw_tensor_read(tensor, values, NULL);
         request.tensor = tensor;

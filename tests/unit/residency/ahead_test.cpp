@@ -38,8 +38,7 @@ protected:
     // On nvme alone.
     TensorId stored(const char *name)
     {
-        const TensorId tensor = create(name, kBlock);
-        fill(tensor);
+        const TensorId tensor = create_filled(name, kBlock);
         evict(tensor);
         return tensor;
     }
@@ -48,10 +47,8 @@ protected:
     {
         open_told(2, 0, 16);
         const TensorId wanted = stored("wanted");
-        const TensorId soon = create("soon", kBlock);
-        const TensorId later = create("later", kBlock);
-        fill(soon);
-        fill(later);
+        const TensorId soon = create_filled("soon", kBlock);
+        const TensorId later = create_filled("later", kBlock);
         told_.uses = {{wanted, 5}, {soon, 2}, {later, 9}};
         return {wanted, soon, later};
     }
@@ -81,10 +78,8 @@ TEST_F(AheadTest, AHintThatAllOthersAreNeededBeforeIsRefusedAndEvictsNothing)
 {
     open_told(2, 0, 16);
     const TensorId wanted = stored("wanted");
-    const TensorId a = create("a", kBlock);
-    const TensorId b = create("b", kBlock);
-    fill(a);
-    fill(b);
+    const TensorId a = create_filled("a", kBlock);
+    const TensorId b = create_filled("b", kBlock);
     told_.uses = {{wanted, 5}, {a, 2}, {b, 5}};
     const FetchId id = plan(wanted);
     finish_all();
@@ -100,8 +95,7 @@ TEST_F(AheadTest, AHintMayTakeTheRoomOfWhatNobodyKnowsOf)
 {
     open_told(1, 0, 16);
     const TensorId wanted = stored("wanted");
-    const TensorId unknown = create("unknown", kBlock);
-    fill(unknown);
+    create_filled("unknown", kBlock);
     told_.uses = {{wanted, 5}};
     plan(wanted);
     finish_all();
@@ -125,8 +119,7 @@ TEST_F(AheadTest, AHintThatWaitsFindsWhatIsGivenBack)
     open_told(2, 0, 16);
     const TensorId wanted = stored("wanted");
     const TensorId held = create("held", kBlock);
-    const TensorId soon = create("soon", kBlock);
-    fill(soon);
+    const TensorId soon = create_filled("soon", kBlock);
     const FetchId writer = ask(held, Access::kWrite);
     finish_all();
     told_.uses = {{wanted, 5}, {soon, 2}, {held, 9}};
@@ -144,8 +137,7 @@ TEST_F(AheadTest, ARunOfSlotsForAHintSparesWhatIsNeededSooner)
 {
     open(4, 0, 16, false);
     core_->set_victim_policy(&told_);
-    const TensorId wanted = create("wanted", 3 * kBlock);
-    fill(wanted);
+    const TensorId wanted = create_filled("wanted", 3 * kBlock);
     evict(wanted);
     std::vector<TensorId> others;
     for (const char *name : {"a", "b", "c", "d"}) {
@@ -213,8 +205,7 @@ TEST_F(AheadTest, WhatAPlanBroughtIsUsedOrWastedOnce)
 TEST_F(AheadTest, WhatWasBroughtHalfWayIsUsedWhenItGoesOn)
 {
     open_told(2, 2, 16);
-    const TensorId a = create("a", kBlock);
-    fill(a);
+    const TensorId a = create_filled("a", kBlock);
     Commands out;
     core_->write_back_all(out);
     take(out);
@@ -252,10 +243,8 @@ TEST_F(AheadTest, ADemandThatMeetsAPlansTransferUsesIt)
 TEST_F(AheadTest, OnlyWhatIsNeededBeyondIsCleanedAheadAndStaysWhereItIs)
 {
     open_told(8, 0, 16);
-    const TensorId soon = create("soon", kBlock);
-    const TensorId late = create("late", kBlock);
-    fill(soon);
-    fill(late);
+    const TensorId soon = create_filled("soon", kBlock);
+    const TensorId late = create_filled("late", kBlock);
     told_.uses = {{soon, 3}, {late, 30}};
     EXPECT_EQ(clean(kDevice, kNever), 0u);
     EXPECT_EQ(clean(kDevice, 10), 1u);
@@ -271,8 +260,7 @@ TEST_F(AheadTest, OnlyWhatIsNeededBeyondIsCleanedAheadAndStaysWhereItIs)
 TEST_F(AheadTest, WhatIsHotIsNotCleanedAheadHoweverFarItsNextUse)
 {
     open_told(8, 0, 16);
-    const TensorId late = create("late", kBlock);
-    fill(late);
+    const TensorId late = create_filled("late", kBlock);
     told_.uses = {{late, 30}};
     Commands out;
     core_->advise(late, Advice::kHot, out);
@@ -285,8 +273,7 @@ TEST_F(AheadTest, NothingIsCleanedAheadWhileARequestWantsTheDisk)
 {
     open_told(8, 0, 16);
     const TensorId wanted = stored("wanted");
-    const TensorId late = create("late", kBlock);
-    fill(late);
+    const TensorId late = create_filled("late", kBlock);
     told_.uses = {{wanted, 1}, {late, 30}};
     plan(wanted);
     EXPECT_EQ(clean(kDevice, 10), 0u);

@@ -141,7 +141,6 @@ protected:
             take(out);
         }
     }
-    // Written, released, at rest.
     // As an update changes a tensor that is on the device.
     void update_under(ClaimId claim, TensorId tensor, bool far)
     {
@@ -168,12 +167,23 @@ protected:
         core_->unclaim_tensor(claim, tensor, false, out);
         take(out);
     }
+    // Written, released, at rest.
     void fill(TensorId tensor, PlaceId place = kDevice)
     {
         const FetchId id = ask(tensor, Access::kWrite, place);
         finish_all();
         release(id);
         finish_all();
+    }
+    TensorId create_filled(const TensorSpec &spec)
+    {
+        const TensorId tensor = create(spec);
+        fill(tensor);
+        return tensor;
+    }
+    TensorId create_filled(const char *name, uint64_t bytes)
+    {
+        return create_filled(spec(name, bytes));
     }
     // Out of the device, to where it lives else.
     void evict(TensorId tensor)

@@ -84,8 +84,7 @@ TEST_F(CoreTest, APromiseIsGivenBackByDestroy)
 TEST_F(CoreTest, WhatIsKeptIsNotDestroyedBetweenTwoFetches)
 {
     open(4, 0, 4);
-    const TensorId a = create("a", kBlock);
-    fill(a);
+    const TensorId a = create_filled("a", kBlock);
     Commands out;
     core_->keep(a);
     release(ask(a, Access::kRead));
@@ -116,8 +115,7 @@ TEST_F(CoreTest, AFetchTakesRoomForAllOrNothing)
     open(4, 0, 16);
     const TensorId a = create("a", 3 * kBlock);
     const TensorId b = create("b", 2 * kBlock);
-    const TensorId c = create("c", 2 * kBlock);
-    fill(c);
+    const TensorId c = create_filled("c", 2 * kBlock);
     const FetchId held = ask(c, Access::kRead);
     const FetchId both =
         ask({all_of(a, Access::kWrite), all_of(b, Access::kWrite)}, kFetchWaitRoom);
@@ -133,9 +131,8 @@ TEST_F(CoreTest, AFetchTakesRoomForAllOrNothing)
 TEST_F(CoreTest, TheRefusalSaysTheArithmetic)
 {
     open(4, 0, 16);
-    const TensorId a = create("a", 3 * kBlock);
+    const TensorId a = create_filled("a", 3 * kBlock);
     const TensorId b = create("weights", 2 * kBlock);
-    fill(a);
     ask(a, Access::kRead);
     const FetchId id = ask(b, Access::kWrite);
     ASSERT_EQ(refusal(id), STW_ERROR_BUDGET);
@@ -152,9 +149,8 @@ TEST_F(CoreTest, TheRefusalSaysTheArithmetic)
 TEST_F(CoreTest, AFetchStuckOnViewsIsKnownAndGoesOnWhenTheyEnd)
 {
     open(2, 0, 16);
-    const TensorId a = create("a", 2 * kBlock);
+    const TensorId a = create_filled("a", 2 * kBlock);
     const TensorId b = create("b", kBlock);
-    fill(a);
     const FetchId held = ask(a, Access::kRead);
     const FetchId waits = ask({all_of(b, Access::kWrite)}, kFetchWaitRoom);
     EXPECT_EQ(core_->stuck_fetches(), std::vector<FetchId>{waits});
@@ -170,8 +166,7 @@ TEST_F(CoreTest, APrefetchNeverEvictsWhatIsPinned)
 {
     open(2, 0, 16);
     const TensorId a = create("a", 2 * kBlock);
-    const TensorId b = create("b", kBlock);
-    fill(b);
+    const TensorId b = create_filled("b", kBlock);
     fill(a);
     ask(a, Access::kRead);
     const FetchId hint = ask({all_of(b, Access::kRead)}, kFetchPrefetch);
@@ -184,8 +179,7 @@ TEST_F(CoreTest, APrefetchNeverEvictsWhatIsPinned)
 TEST_F(CoreTest, APrefetchBringsTheBytesAndPinsNothing)
 {
     open(2, 0, 16);
-    const TensorId a = create("a", kBlock);
-    fill(a);
+    const TensorId a = create_filled("a", kBlock);
     evict(a);
     ASSERT_FALSE(resident(a, kDevice));
     const FetchId hint = ask({all_of(a, Access::kRead)}, kFetchPrefetch);
@@ -199,8 +193,7 @@ TEST_F(CoreTest, APrefetchBringsTheBytesAndPinsNothing)
 TEST_F(CoreTest, ADemandPromotesThePrefetchThatIsUnderWay)
 {
     open(2, 0, 16);
-    const TensorId a = create("a", kBlock);
-    fill(a);
+    const TensorId a = create_filled("a", kBlock);
     evict(a);
     ask({all_of(a, Access::kRead)}, kFetchPrefetch);
     ASSERT_EQ(transfers_.size(), 1u);
@@ -238,8 +231,7 @@ TEST_F(CoreTest, AWriterPromotesThePrefetchThatIsInItsWay)
 TEST_F(CoreTest, AWriterBesideReadersWaitsForThoseAtOtherPlacesAndForWriters)
 {
     open(8, 8, 16);
-    const TensorId tensor = create("t", 2 * kBlock);
-    fill(tensor);
+    const TensorId tensor = create_filled("t", 2 * kBlock);
     const auto beside = [&] {
         return ask({all_of(tensor, Access::kReadWrite)}, kFetchBesideReaders);
     };
@@ -273,8 +265,7 @@ TEST_F(CoreTest, AWriterBesideReadersWaitsForThoseAtOtherPlacesAndForWriters)
 TEST_F(CoreTest, TryIsBusyInsteadOfAnyWait)
 {
     open(2, 0, 16);
-    const TensorId a = create("a", kBlock);
-    fill(a);
+    const TensorId a = create_filled("a", kBlock);
     const FetchId writer = ask(a, Access::kReadWrite);
     const FetchId conflict = ask({all_of(a, Access::kRead)}, kFetchTry);
     EXPECT_EQ(refusal(conflict), STW_ERROR_BUSY);
@@ -290,8 +281,7 @@ TEST_F(CoreTest, TryIsBusyInsteadOfAnyWait)
 TEST_F(CoreTest, ATimeoutUndoesTheFetch)
 {
     open(2, 0, 16);
-    const TensorId a = create("a", kBlock);
-    fill(a);
+    const TensorId a = create_filled("a", kBlock);
     evict(a);
     const FetchId late = ask({all_of(a, Access::kRead)}, 0, 100);
     EXPECT_EQ(core_->next_deadline(), 100u);
@@ -336,9 +326,8 @@ TEST_F(CoreTest, OfWhatIsFrozenOneCopyIsPromised)
 TEST_F(CoreTest, AFailedWriteBackKeepsTheBytesAndIsReported)
 {
     open(1, 0, 16);
-    const TensorId a = create("a", kBlock);
+    const TensorId a = create_filled("a", kBlock);
     const TensorId b = create("b", kBlock);
-    fill(a);
     const FetchId next = ask(b, Access::kWrite);
     ASSERT_EQ(transfers_.size(), 1u);
     EXPECT_EQ(transfers_[0].to, kNvme);
@@ -359,8 +348,7 @@ TEST_F(CoreTest, AFailedWriteBackKeepsTheBytesAndIsReported)
 TEST_F(CoreTest, AFailedReadIsTheFetchesErrorAndTheNextOneTriesAgain)
 {
     open(2, 0, 16);
-    const TensorId a = create("a", kBlock);
-    fill(a);
+    const TensorId a = create_filled("a", kBlock);
     evict(a);
     const FetchId fails = ask(a, Access::kRead);
     finish_next(failure());
@@ -428,8 +416,7 @@ TEST_F(CoreTest, EmptyIsAnErrorOfReadersOnly)
 TEST_F(CoreTest, AClaimKeepsLaterFetchesOut)
 {
     open(2, 0, 16);
-    const TensorId a = create("a", kBlock);
-    fill(a);
+    const TensorId a = create_filled("a", kBlock);
     const ClaimId claim = core_->claim();
     core_->claim_tensor(claim, a);
     EXPECT_FALSE(core_->gate(a, kDevice).try_pin());
@@ -444,8 +431,7 @@ TEST_F(CoreTest, AClaimKeepsLaterFetchesOut)
 TEST_F(CoreTest, WhatAnUpdateMissedIsNotReadUntilForgivenOrWritten)
 {
     open(2, 0, 16);
-    const TensorId a = create("a", kBlock);
-    fill(a);
+    const TensorId a = create_filled("a", kBlock);
     const ClaimId claim = core_->claim();
     core_->claim_tensor(claim, a);
     const FetchId waits = ask(a, Access::kRead);
@@ -529,11 +515,9 @@ TEST_F(CoreTest, ARefusalTellsTheSumOfAllThatWasAsked)
 TEST_F(CoreTest, ARefusalCountsWhatIsThereAlready)
 {
     open(4, 0, 16);
-    const TensorId held = create("held", kBlock);
-    const TensorId a = create("a", 2 * kBlock);
+    const TensorId held = create_filled("held", kBlock);
+    const TensorId a = create_filled("a", 2 * kBlock);
     const TensorId b = create("b", 2 * kBlock);
-    fill(held);
-    fill(a);
     ask(held, Access::kRead);
     release(ask(a, Access::kRead));
     const FetchId id = ask({all_of(a, Access::kRead), all_of(b, Access::kWrite)});
@@ -546,8 +530,7 @@ TEST_F(CoreTest, AWaitForNvmeIsToldFromOneForTheHost)
 {
     for (const uint32_t host_blocks : {0u, 4u}) {
         open(4, host_blocks, 16);
-        const TensorId a = create("a", 2 * kBlock);
-        fill(a);
+        const TensorId a = create_filled("a", 2 * kBlock);
         evict(a);
         const FetchId id = ask(a, Access::kRead);
         ASSERT_TRUE(core_->is_waiting(id));
@@ -561,8 +544,7 @@ TEST_F(CoreTest, AWaitForNvmeIsToldFromOneForTheHost)
 TEST_F(CoreTest, AHitPinsThroughTheGate)
 {
     open(2, 0, 16);
-    const TensorId a = create("a", kBlock);
-    fill(a);
+    const TensorId a = create_filled("a", kBlock);
     const FetchId id = ask(a, Access::kRead);
     ASSERT_TRUE(granted(id));
     EXPECT_TRUE(granted_[id].grants[0].by_gate);

@@ -63,10 +63,8 @@ protected:
 TEST_F(DeadlockTest, TwoThatWantToWriteWhatTheOtherReads)
 {
     open(8, 0, 16);
-    const TensorId a = create("a", kBlock);
-    const TensorId b = create("b", kBlock);
-    fill(a);
-    fill(b);
+    const TensorId a = create_filled("a", kBlock);
+    const TensorId b = create_filled("b", kBlock);
     hold(kAnna, a, Access::kRead);
     hold(kBo, b, Access::kRead);
     sleep(kAnna, b, Access::kWrite);
@@ -153,10 +151,8 @@ TEST_F(DeadlockTest, AFetchThatWaitsForRoomHoldsNoLock)
 TEST_F(DeadlockTest, AnUpdateThatWaitsForASleeperHoldsUpItsOthers)
 {
     open(8, 0, 32);
-    const TensorId a = create("a", kBlock);
-    const TensorId b = create("b", kBlock);
-    fill(a);
-    fill(b);
+    const TensorId a = create_filled("a", kBlock);
+    const TensorId b = create_filled("b", kBlock);
     hold(kAnna, a, Access::kRead);
     const ClaimId claim = core_->claim();
     core_->claim_tensor(claim, a);
@@ -171,10 +167,8 @@ TEST_F(DeadlockTest, AnUpdateThatWaitsForASleeperHoldsUpItsOthers)
 TEST_F(DeadlockTest, AnUpdateWhoseTurnDoesNotCome)
 {
     open(8, 0, 32);
-    const TensorId a = create("a", kBlock);
-    const TensorId b = create("b", kBlock);
-    fill(a);
-    fill(b);
+    const TensorId a = create_filled("a", kBlock);
+    const TensorId b = create_filled("b", kBlock);
     hold(kAnna, a, Access::kRead);
     const ClaimId first = core_->claim();
     core_->claim_tensor(first, a);
@@ -190,8 +184,7 @@ TEST_F(DeadlockTest, AnUpdateWhoseTurnDoesNotCome)
 TEST_F(DeadlockTest, ACopyBetweenTwoPiecesGoesOn)
 {
     open(8, 0, 32);
-    const TensorId a = create("a", kBlock);
-    fill(a);
+    const TensorId a = create_filled("a", kBlock);
     core_->claim_tensor(core_->claim(true), a);
     sleep(kAnna, a, Access::kRead);
     EXPECT_EQ(core_->find_deadlock(held_, sleepers_, 0), 0u);

@@ -36,8 +36,7 @@ TEST_F(CoreTest, AFailedReadNamesTheTensorThatWasAskedForInItsBlock)
 TEST_F(CoreTest, WhatAnUpdateCouldNotCompleteIsRefusedByItsOwnName)
 {
     open(4, 0, 16);
-    const TensorId a = create("a", kBlock);
-    fill(a);
+    const TensorId a = create_filled("a", kBlock);
     core_->fail(a, failure());
     const FetchId id = ask(a, Access::kRead);
     EXPECT_EQ(refusal(id), STW_ERROR_IO);

@@ -14,8 +14,7 @@ TEST_F(CoreTest, ABlockThatComesBackToItsSlotIsAtItsAddressStill)
 {
     open(4, 0, 16);
     const TensorId a = create("a", 2 * kBlock);
-    const TensorId b = create("b", 2 * kBlock);
-    fill(b);
+    const TensorId b = create_filled("b", 2 * kBlock);
     fill(a);
     evict(a);
     evict(b);  // last in is first out: b's slots would be taken first
@@ -27,9 +26,8 @@ TEST_F(CoreTest, ABlockThatComesBackToItsSlotIsAtItsAddressStill)
 TEST_F(CoreTest, ASlotThatAnotherBlockUsedMeanwhileIsMappedAgain)
 {
     open(2, 0, 16);
-    const TensorId a = create("a", 2 * kBlock);
+    const TensorId a = create_filled("a", 2 * kBlock);
     const TensorId b = create("b", 2 * kBlock);
-    fill(a);
     evict(a);
     fill(b);
     evict(b);
@@ -43,9 +41,8 @@ TEST_F(CoreTest, ASlotThatAnotherBlockUsedMeanwhileIsMappedAgain)
 TEST_F(CoreTest, AMapThatFailedLeavesNobodyAtTheSlot)
 {
     open(1, 0, 16);
-    const TensorId a = create("a", kBlock);
+    const TensorId a = create_filled("a", kBlock);
     const TensorId b = create("b", kBlock);
-    fill(a);
     evict(a);
     const FetchId fails = ask(b, Access::kWrite);
     finish_next(failure());
@@ -58,8 +55,7 @@ TEST_F(CoreTest, AMapThatFailedLeavesNobodyAtTheSlot)
 TEST_F(CoreTest, ATensorOfADestroyedOnesBlocksHasAddressesOfItsOwn)
 {
     open(2, 0, 16);
-    const TensorId a = create("a", 2 * kBlock);
-    fill(a);
+    const TensorId a = create_filled("a", 2 * kBlock);
     Commands out;
     EXPECT_TRUE(core_->destroy(a, out).ok());
     take(out);
@@ -73,11 +69,9 @@ TEST_F(CoreTest, ATensorOfADestroyedOnesBlocksHasAddressesOfItsOwn)
 TEST_F(CoreTest, AViewWithoutMapsIsOneRunOfSlots)
 {
     open(4, 0, 16, false);
-    const TensorId a = create("a", kBlock);
-    const TensorId b = create("b", kBlock);
+    const TensorId a = create_filled("a", kBlock);
+    const TensorId b = create_filled("b", kBlock);
     const TensorId c = create("c", 3 * kBlock);
-    fill(a);
-    fill(b);
     const FetchId id = ask(c, Access::kWrite);
     finish_all();
     ASSERT_TRUE(granted(id));
@@ -90,8 +84,7 @@ TEST_F(CoreTest, AViewWithoutMapsIsOneRunOfSlots)
 TEST_F(CoreTest, AViewOfAMiddlePartLeavesRoomForTheWhole)
 {
     open(6, 0, 16, false);
-    const TensorId a = create("a", 6 * kBlock);
-    fill(a);
+    const TensorId a = create_filled("a", 6 * kBlock);
     evict(a);
     Request middle = all_of(a, Access::kRead);
     middle.byte_begin = 2 * kBlock;
@@ -115,9 +108,8 @@ TEST_F(CoreTest, AFetchWhoseOwnBlocksMoveWaitsForWhatIsOnItsWay)
     streamed.policy.retention = Retention::kStream;
     streamed.reads_zero = true;
     const TensorId before = create("before", 5 * kBlock);
-    const TensorId a = create(streamed);
+    const TensorId a = create_filled(streamed);
     const TensorId behind = create("behind", kBlock);
-    fill(a);
     Commands out;
     core_->evict(a, kDevice, out);
     EXPECT_TRUE(core_->discard(a, out).ok());
@@ -150,8 +142,7 @@ TEST_F(CoreTest, AFetchWhoseOwnBlocksMoveWaitsForWhatIsOnItsWay)
 TEST_F(CoreTest, NothingMovesAsideForWhatDoesNotFit)
 {
     open(4, 0, 16, false);
-    const TensorId stays = create("stays", kBlock);
-    fill(stays);
+    const TensorId stays = create_filled("stays", kBlock);
     Commands out;
     core_->evict(stays, kDevice, out);
     take(out);

@@ -132,8 +132,7 @@ TEST_F(PlanTest, WhatIsToLeaveIsWrittenBackEarlyAndWhatStaysIsNot)
     low.policy.home = high.policy.home = kNvme;
     plan_.of = {{0, -1}, {1, 1}};
     const TensorId leaves = create(low);
-    const TensorId stays = create(high);
-    fill(stays);
+    const TensorId stays = create_filled(high);
     fill(leaves);
     EXPECT_TRUE(resident(leaves, kNvme));
     EXPECT_FALSE(resident(stays, kNvme));

@@ -32,12 +32,9 @@ protected:
 TEST_F(ScoresTest, TheLowestScoreLeavesFirst)
 {
     open(3, 0, 16);
-    const TensorId a = create("a", kBlock);
-    const TensorId b = create("b", kBlock);
-    const TensorId c = create("c", kBlock);
-    fill(a);
-    fill(b);
-    fill(c);
+    const TensorId a = create_filled("a", kBlock);
+    const TensorId b = create_filled("b", kBlock);
+    const TensorId c = create_filled("c", kBlock);
     score(a, 2);
     score(b, 1);
     score(c, -1);
@@ -131,8 +128,7 @@ TEST_F(ScoresTest, OfALargeTensorTheEndLeavesFirst)
 {
     open(200, 0, 400);
     for (int i = 0; i < 100; ++i) fill(create(format_text("t%d", i).c_str(), kBlock));
-    const TensorId large = create("large", 100 * kBlock);
-    fill(large);
+    const TensorId large = create_filled("large", 100 * kBlock);
     score(large, -1);
     fill(create("more", 3 * kBlock));
     EXPECT_EQ(candidate(large).bytes, 97 * kBlock);
@@ -162,10 +158,8 @@ TEST_F(ScoresTest, TheHighestScoreIsTheBlocks)
 TEST_F(ScoresTest, WhatComesIntoAScoredBlockCountsAsZero)
 {
     open(2, 0, 16);
-    const TensorId a = create("a", 1000);
-    fill(a);
-    const TensorId c = create("c", kBlock);
-    fill(c);
+    const TensorId a = create_filled("a", 1000);
+    const TensorId c = create_filled("c", kBlock);
     score(a, -5);
     score(c, -1);
     fill(create("b", 1000));  // into a's block
@@ -177,10 +171,8 @@ TEST_F(ScoresTest, WhatComesIntoAScoredBlockCountsAsZero)
 TEST_F(ScoresTest, ForgottenScoresDecideNothing)
 {
     open(2, 0, 16);
-    const TensorId a = create("a", kBlock);
-    const TensorId b = create("b", kBlock);
-    fill(a);
-    fill(b);
+    const TensorId a = create_filled("a", kBlock);
+    const TensorId b = create_filled("b", kBlock);
     score(a, 5);
     score(b, -5);
     core_->forget_scores();
@@ -193,10 +185,8 @@ TEST_F(ScoresTest, ForgottenScoresDecideNothing)
 TEST_F(ScoresTest, ScoresOfAPlaceSayNothingOfAnother)
 {
     open(2, 8, 16);
-    const TensorId a = create("a", kBlock);
-    const TensorId b = create("b", kBlock);
-    fill(a);
-    fill(b);
+    const TensorId a = create_filled("a", kBlock);
+    const TensorId b = create_filled("b", kBlock);
     score(a, 5, kHost);
     score(b, -5, kHost);
     fill(create("c", kBlock));

@@ -8,13 +8,10 @@ namespace {
 TEST_F(CoreTest, TheLeastRecentlyUsedLeavesFirst)
 {
     open(3, 0, 16);
-    const TensorId a = create("a", kBlock);
-    const TensorId b = create("b", kBlock);
-    const TensorId c = create("c", kBlock);
+    const TensorId a = create_filled("a", kBlock);
+    const TensorId b = create_filled("b", kBlock);
+    create_filled("c", kBlock);
     const TensorId d = create("d", kBlock);
-    fill(a);
-    fill(b);
-    fill(c);
     release(ask(a, Access::kRead));  // b is the oldest now
     fill(d);
     EXPECT_TRUE(resident(a, kDevice));
@@ -85,15 +82,11 @@ TEST_F(CoreTest, RetentionComesBeforeRecency)
     keep.policy.retention = Retention::kKeep;
     TensorSpec stream = spec("stream", kBlock);
     stream.policy.retention = Retention::kStream;
-    const TensorId a = create(keep);
-    const TensorId b = create("b", kBlock);
-    const TensorId c = create(stream);
-    const TensorId d = create("d", kBlock);
+    const TensorId a = create_filled(keep);
+    const TensorId b = create_filled("b", kBlock);
+    const TensorId c = create_filled(stream);
+    create_filled("d", kBlock);
     const TensorId e = create("e", kBlock);
-    fill(a);
-    fill(b);
-    fill(c);
-    fill(d);
     EXPECT_FALSE(resident(c, kDevice));  // the newest, but streamed
     fill(e);
     EXPECT_FALSE(resident(b, kDevice));
@@ -105,8 +98,7 @@ TEST_F(CoreTest, APinnedTensorNeverLeavesItsHome)
     open(2, 0, 16);
     TensorSpec pinned = spec("a", kBlock);
     pinned.policy.retention = Retention::kPin;
-    const TensorId a = create(pinned);
-    fill(a);
+    const TensorId a = create_filled(pinned);
     fill(create("b", kBlock));
     fill(create("c", kBlock));
     EXPECT_TRUE(resident(a, kDevice));
@@ -140,16 +132,12 @@ TEST_F(CoreTest, ManyHeldBlocksDoNotHideWhatMayLeave)
 {
     constexpr uint32_t kHeld = 5000;
     open(kHeld + 2, 0, kHeld + 4);
-    const TensorId held = create("held", kHeld * kBlock);
-    fill(held);
+    const TensorId held = create_filled("held", kHeld * kBlock);
     const FetchId view = ask(held, Access::kRead);
-    const TensorId first = create("first", kBlock);
-    const TensorId second = create("second", kBlock);
-    const TensorId third = create("third", kBlock);
+    const TensorId first = create_filled("first", kBlock);
+    const TensorId second = create_filled("second", kBlock);
+    const TensorId third = create_filled("third", kBlock);
     const TensorId fourth = create("fourth", kBlock);
-    fill(first);
-    fill(second);
-    fill(third);
     EXPECT_FALSE(resident(first, kDevice));
     fill(fourth);
     EXPECT_FALSE(resident(second, kDevice));

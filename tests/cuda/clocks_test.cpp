@@ -2,10 +2,7 @@
 // Claims about clocks and the map of accesses, against a map that keeps every byte's history whole.
 #include "tests/cuda/double/order.h"
 
-#include <algorithm>
 #include <random>
-#include <set>
-#include <tuple>
 
 #include <gtest/gtest.h>
 

@@ -18,7 +18,7 @@ protected:
         stw_tier_stats stats = STW_TIER_STATS_INIT;
         do {
             std::this_thread::yield();
-            ASSERT_EQ(stw_tier_stats_get(runtime_, STW_TIER_HOST, 0, &stats), STW_OK);
+            ASSERT_OK(stw_tier_stats_get(runtime_, STW_TIER_HOST, 0, &stats));
         } while (stats.registering_bytes > 0);
         ASSERT_EQ(stats.refused_slabs, 0u);
     }
@@ -54,16 +54,16 @@ TEST_F(CudaCopies, ALargeTensorComesAndGoesInFewCalls)
 {
     open_registered();
     stw_tensor *tensor = make("t", kTensorBlocks * kElements);
-    ASSERT_EQ(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_OK);
+    ASSERT_OK(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0));
     begin(STW_DOUBLE_UP);
     stw_view view;
-    ASSERT_EQ(fetch(tensor, STW_READ_WRITE, streams_[0], &view), STW_OK) << stw_last_error();
+    ASSERT_OK(fetch(tensor, STW_READ_WRITE, streams_[0], &view));
     ASSERT_EQ(cuStreamSynchronize(streams_[0]), 0);
     expect_full_link(STW_DOUBLE_UP, kTensorBlocks * kBlock, 54'800);
     enqueue(view, streams_[0], 0, 5, true);
-    ASSERT_EQ(stw_release(&view, 1, streams_[0], 0), STW_OK);
+    ASSERT_OK(stw_release(&view, 1, streams_[0], 0));
     begin(STW_DOUBLE_DOWN);
-    ASSERT_EQ(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_OK);
+    ASSERT_OK(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0));
     expect_full_link(STW_DOUBLE_DOWN, kTensorBlocks * kBlock, 46'800);
     expect_all(tensor, kTensorBlocks * kElements, 5);
 }

@@ -4,11 +4,11 @@
 // both has the same bits, and the double sees each access that is not ordered.
 #include "tests/cuda/double/control.h"
 #include "tests/cuda/program_calls.h"
+#include "tests/support/expect.h"
 
 #include <stepwell/stepwell.h>
 
 #include <atomic>
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -130,13 +130,12 @@ protected:
         runtime.host_bytes = uint64_t{64} * setting.block_bytes;
         runtime.block_bytes = setting.block_bytes;
         runtime.timeout_ns = 60 * kSecond;
-        ASSERT_EQ(stw_runtime_open(&runtime, &runtime_), STW_OK) << stw_last_error();
+        ASSERT_OK(stw_runtime_open(&runtime, &runtime_));
     }
     void close()
     {
         if (runtime_ != nullptr) {
-            EXPECT_EQ(stw_runtime_close(std::exchange(runtime_, nullptr), 0, 0), STW_OK)
-                << stw_last_error();
+            EXPECT_OK(stw_runtime_close(std::exchange(runtime_, nullptr), 0, 0));
         }
         if (stream_ != nullptr) cuStreamDestroy_v2(std::exchange(stream_, nullptr));
         if (std::exchange(context_, nullptr) != nullptr) cuDevicePrimaryCtxRelease_v2(0);
@@ -155,7 +154,7 @@ protected:
         spec.shape[0] = elements;
         spec.policy = policy;
         stw_tensor *tensor = nullptr;
-        EXPECT_EQ(stw_tensor_create(runtime_, &spec, 1, &tensor), STW_OK) << stw_last_error();
+        EXPECT_OK(stw_tensor_create(runtime_, &spec, 1, &tensor));
         return tensor;
     }
     stw_optimizer *make_optimizer(const Setting &setting, bool on_device, const char *name)
@@ -170,12 +169,12 @@ protected:
         options.flags = setting.flags;
         options.ema_decay = setting.ema_decay;
         stw_optimizer *optimizer = nullptr;
-        EXPECT_EQ(stw_optimizer_create(runtime_, &options, &optimizer), STW_OK) << stw_last_error();
+        EXPECT_OK(stw_optimizer_create(runtime_, &options, &optimizer));
         stw_hyper hyper = STW_HYPER_INIT;
         hyper.lr = 0.01;
         hyper.weight_decay = 0.1;
         hyper.momentum = setting.algorithm == STW_OPTIMIZER_SGD ? 0.9 : 0.0;
-        EXPECT_EQ(stw_optimizer_set_hyper(optimizer, 0, &hyper), STW_OK);
+        EXPECT_OK(stw_optimizer_set_hyper(optimizer, 0, &hyper));
         return optimizer;
     }
     // A runtime with one parameter of 5000 elements, which is trained on the device.
@@ -190,7 +189,7 @@ protected:
         entry.parameter = make("p", 5000, STW_F32, STW_ROLE_PARAM, &policy);
         entry.gradient = make("g", 5000, STW_F32, STW_ROLE_GRAD, &policy);
         stw_optimizer *optimizer = make_optimizer(setting, true, "o");
-        EXPECT_EQ(stw_optimizer_add(optimizer, &entry, 1), STW_OK) << stw_last_error();
+        EXPECT_OK(stw_optimizer_add(optimizer, &entry, 1));
         return {optimizer, entry.parameter, entry.gradient};
     }
     // Through a view on the stream, by work that is late.
@@ -202,7 +201,7 @@ protected:
         request.tensor = tensor;
         request.access = access;
         stw_view view;
-        ASSERT_EQ(stw_fetch(runtime_, &options, &request, 1, &view), STW_OK) << stw_last_error();
+        ASSERT_OK(stw_fetch(runtime_, &options, &request, 1, &view));
         ASSERT_EQ(view.bytes, bytes.size());
         writes_.push_back(std::make_unique<Write>());
         *writes_.back() = {reinterpret_cast<uint64_t>(view.pointer), std::move(bytes)};
@@ -210,12 +209,12 @@ protected:
         ASSERT_EQ(
             stw_double_consume(stream_, "gradient", &range, 1, Write::run, writes_.back().get()),
             0);
-        ASSERT_EQ(stw_release(&view, 1, stream_, 0), STW_OK) << stw_last_error();
+        ASSERT_OK(stw_release(&view, 1, stream_, 0));
     }
     static std::vector<uint8_t> read(stw_tensor *tensor, uint64_t bytes)
     {
         std::vector<uint8_t> data(bytes);
-        EXPECT_EQ(stw_tensor_read(tensor, data.data(), nullptr), STW_OK) << stw_last_error();
+        EXPECT_OK(stw_tensor_read(tensor, data.data(), nullptr));
         return data;
     }
     Trained train(const Setting &setting, Homes homes);
@@ -281,11 +280,11 @@ Trained CudaUpdates::train(const Setting &setting, Homes homes)
         gradients.push_back(
             make("g" + number, setting.sizes[i], setting.gradient_dtype, STW_ROLE_GRAD, &policy));
         const auto values = numbers(random, setting.sizes[i], setting.parameter_dtype);
-        EXPECT_EQ(stw_tensor_write(parameters[i], values.data(), nullptr), STW_OK);
+        EXPECT_OK(stw_tensor_write(parameters[i], values.data(), nullptr));
         stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
         entry.parameter = parameters[i];
         entry.gradient = gradients[i];
-        EXPECT_EQ(stw_optimizer_add(optimizers[i % 2], &entry, 1), STW_OK) << stw_last_error();
+        EXPECT_OK(stw_optimizer_add(optimizers[i % 2], &entry, 1));
     }
     stw_double_calls_reset();
     std::optional<Changes> changes(std::in_place, *this, setting);
@@ -303,7 +302,7 @@ Trained CudaUpdates::train(const Setting &setting, Homes homes)
             stw_update_result result = STW_UPDATE_RESULT_INIT;
             options.gradient_scale = 0.5;
             options.clip_norm = setting.clip_norm;
-            EXPECT_EQ(stw_optimizer_step(optimizer, &options, &result), STW_OK) << stw_last_error();
+            EXPECT_OK(stw_optimizer_step(optimizer, &options, &result));
             trained.norms.push_back(result.norm);
         }
     }
@@ -504,14 +503,14 @@ TEST_F(CudaUpdates, AStepWithoutAVerdictWaitsForNothing)
     const auto ones = numbers(random, 5000, STW_F32);
     write_late(parameter, STW_WRITE, ones);
     write_late(gradient, STW_WRITE, numbers(random, 5000, STW_F32));
-    ASSERT_EQ(stw_optimizer_step(optimizer, nullptr, nullptr), STW_OK) << stw_last_error();
+    ASSERT_OK(stw_optimizer_step(optimizer, nullptr, nullptr));
     stw_double_drain();
-    ASSERT_EQ(stw_runtime_drain(runtime_, 0), STW_OK) << stw_last_error();
+    ASSERT_OK(stw_runtime_drain(runtime_, 0));
     write_late(gradient, STW_WRITE, numbers(random, 5000, STW_F32));
     stw_double_drain();
     stw_double_hold_all(1);
-    ASSERT_EQ(stw_optimizer_step(optimizer, nullptr, nullptr), STW_OK) << stw_last_error();
-    ASSERT_EQ(stw_runtime_drain(runtime_, 0), STW_OK) << stw_last_error();
+    ASSERT_OK(stw_optimizer_step(optimizer, nullptr, nullptr));
+    ASSERT_OK(stw_runtime_drain(runtime_, 0));
     EXPECT_GT(stw_double_pending(nullptr), 0u);
     // Who comes next stands behind it.
     stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
@@ -520,7 +519,7 @@ TEST_F(CudaUpdates, AStepWithoutAVerdictWaitsForNothing)
     request.tensor = parameter;
     request.access = STW_READ;
     stw_view view;
-    ASSERT_EQ(stw_fetch(runtime_, &options, &request, 1, &view), STW_OK) << stw_last_error();
+    ASSERT_OK(stw_fetch(runtime_, &options, &request, 1, &view));
     struct Seen {
         uint64_t address;
         std::vector<uint8_t> bytes;
@@ -534,7 +533,7 @@ TEST_F(CudaUpdates, AStepWithoutAVerdictWaitsForNothing)
                   },
                   &seen),
               0);
-    ASSERT_EQ(stw_release(&view, 1, stream_, 0), STW_OK);
+    ASSERT_OK(stw_release(&view, 1, stream_, 0));
     stw_double_hold_all(0);
     ASSERT_EQ(cuStreamSynchronize(stream_), 0);
     EXPECT_EQ(seen.bytes, read(parameter, 20000));
@@ -551,20 +550,20 @@ TEST_F(CudaUpdates, AFetchThatOrdersNothingWaitsForTheUpdate)
         const auto values = numbers(random, 5000, STW_F32);
         write_late(parameter, STW_WRITE, values);
         write_late(gradient, STW_WRITE, numbers(random, 5000, STW_F32));
-        ASSERT_EQ(stw_optimizer_step(optimizer, nullptr, nullptr), STW_OK) << stw_last_error();
+        ASSERT_OK(stw_optimizer_step(optimizer, nullptr, nullptr));
         stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
         stw_fetch_request request = STW_FETCH_REQUEST_INIT;
         options.stream = STW_STREAM_SYNCED;
         request.tensor = parameter;
         request.access = STW_READ;
         stw_view view;
-        ASSERT_EQ(stw_fetch(runtime_, &options, &request, 1, &view), STW_OK) << stw_last_error();
+        ASSERT_OK(stw_fetch(runtime_, &options, &request, 1, &view));
         const auto address = reinterpret_cast<uint64_t>(view.pointer);
         stw_double_host_reads(address, view.bytes);
         const std::vector<uint8_t> seen(static_cast<uint8_t *>(stw_double_alias(address)),
                                         static_cast<uint8_t *>(stw_double_alias(address)) +
                                             view.bytes);
-        ASSERT_EQ(stw_release(&view, 1, STW_STREAM_SYNCED, 0), STW_OK);
+        ASSERT_OK(stw_release(&view, 1, STW_STREAM_SYNCED, 0));
         EXPECT_EQ(seen, read(parameter, 20000));
         EXPECT_NE(seen, values);
     }
@@ -584,8 +583,8 @@ TEST_F(CudaUpdates, StatesWithoutAPolicyAreWhereTheyFit)
         options.algorithm = STW_OPTIMIZER_ADAMW;
         stw_optimizer *optimizer = nullptr;
         const stw_hyper usual = STW_HYPER_INIT;
-        ASSERT_EQ(stw_optimizer_create(runtime_, &options, &optimizer), STW_OK);
-        ASSERT_EQ(stw_optimizer_set_hyper(optimizer, 0, &usual), STW_OK);
+        ASSERT_OK(stw_optimizer_create(runtime_, &options, &optimizer));
+        ASSERT_OK(stw_optimizer_set_hyper(optimizer, 0, &usual));
         stw_tensor *tensors[4];
         stw_optimizer_entry entries[2] = {STW_OPTIMIZER_ENTRY_INIT, STW_OPTIMIZER_ENTRY_INIT};
         for (int i = 0; i < 2; ++i) {
@@ -594,22 +593,21 @@ TEST_F(CudaUpdates, StatesWithoutAPolicyAreWhereTheyFit)
             entries[i].parameter = tensors[2 * i];
             entries[i].gradient = tensors[2 * i + 1];
         }
-        ASSERT_EQ(stw_optimizer_add(optimizer, entries, 2), STW_OK) << stw_last_error();
+        ASSERT_OK(stw_optimizer_add(optimizer, entries, 2));
         for (stw_tensor *tensor : tensors)
-            ASSERT_EQ(stw_tensor_write(tensor, zeros.data(), nullptr), STW_OK);
+            ASSERT_OK(stw_tensor_write(tensor, zeros.data(), nullptr));
         stw_double_calls_reset();
         stw_update_options step = STW_UPDATE_OPTIONS_INIT;
         step.flags = STW_UPDATE_WAIT;
         step.parameters = &tensors[0], step.parameter_count = 1;
-        ASSERT_EQ(stw_optimizer_step(optimizer, &step, nullptr), STW_OK) << stw_last_error();
+        ASSERT_OK(stw_optimizer_step(optimizer, &step, nullptr));
         EXPECT_GT(stw_double_calls("cuLaunchKernel"), 0u) << "round " << round;
         stw_double_calls_reset();
         step.parameters = &tensors[2];
-        ASSERT_EQ(stw_optimizer_step(optimizer, &step, nullptr), STW_OK) << stw_last_error();
+        ASSERT_OK(stw_optimizer_step(optimizer, &step, nullptr));
         EXPECT_EQ(stw_double_calls("cuLaunchKernel"), 0u) << "round " << round;
-        ASSERT_EQ(stw_optimizer_destroy(optimizer), STW_OK) << stw_last_error();
-        for (stw_tensor *tensor : tensors)
-            ASSERT_EQ(stw_tensor_destroy(&tensor, 1), STW_OK) << stw_last_error();
+        ASSERT_OK(stw_optimizer_destroy(optimizer));
+        for (stw_tensor *tensor : tensors) ASSERT_OK(stw_tensor_destroy(&tensor, 1));
     }
 }
 

@@ -41,10 +41,8 @@ TEST_F(CudaRuntime, AnExportedViewIsOrderedOnTheStreamOfItsConsumer)
             const bool writes = random() % 3 == 0;
             stw_view view;
             DLManagedTensorVersioned *made = nullptr;
-            ASSERT_EQ(fetch(tensors[tensor], writes ? STW_READ_WRITE : STW_READ, own, &view),
-                      STW_OK)
-                << stw_last_error();
-            ASSERT_EQ(stw_view_to_dlpack(&view, consumers, &made), STW_OK) << stw_last_error();
+            ASSERT_OK(fetch(tensors[tensor], writes ? STW_READ_WRITE : STW_READ, own, &view));
+            ASSERT_OK(stw_view_to_dlpack(&view, consumers, &made));
             EXPECT_EQ(made->dl_tensor.device.device_type, kDLCUDA);
             EXPECT_EQ(made->dl_tensor.device.device_id, 0);
             EXPECT_EQ(made->flags, writes ? 0 : kDLReadOnly);
@@ -73,12 +71,12 @@ TEST_F(CudaRuntime, AnExportNamesItsDeviceAndNeedsAStreamOfIt)
     request.tensor = tensor;
     request.tier = STW_TIER_DEVICE;
     request.device = 1;
-    ASSERT_EQ(stw_fetch(runtime_, &options, &request, 1, &view), STW_OK) << stw_last_error();
+    ASSERT_OK(stw_fetch(runtime_, &options, &request, 1, &view));
     EXPECT_EQ(stw_view_to_dlpack(&view, STW_STREAM_HOST, &made), STW_ERROR_INVALID);
     EXPECT_NE(std::strstr(stw_last_error(), "device 1 has streams"), nullptr) << stw_last_error();
     EXPECT_EQ(stw_view_to_dlpack(&view, streams_[0], &made), STW_ERROR_INVALID)
         << "a stream of the other device";
-    ASSERT_EQ(stw_view_to_dlpack(&view, STW_STREAM_LEGACY, &made), STW_OK) << stw_last_error();
+    ASSERT_OK(stw_view_to_dlpack(&view, STW_STREAM_LEGACY, &made));
     EXPECT_EQ(made->dl_tensor.device.device_type, kDLCUDA);
     EXPECT_EQ(made->dl_tensor.device.device_id, 1);
     made->deleter(made);

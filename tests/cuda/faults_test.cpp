@@ -30,8 +30,8 @@ protected:
         request.tensor = tensor;
         request.access = STW_READ;
         request.tier = STW_TIER_HOST;
-        ASSERT_EQ(stw_fetch(runtime_, nullptr, &request, 1, &view), STW_OK) << stw_last_error();
-        ASSERT_EQ(stw_release(&view, 1, nullptr, 0), STW_OK);
+        ASSERT_OK(stw_fetch(runtime_, nullptr, &request, 1, &view));
+        ASSERT_OK(stw_release(&view, 1, nullptr, 0));
     }
     // What a lost context had is gone with it.
     void forget_device()
@@ -67,15 +67,14 @@ TEST_F(CudaFaults, AStreamOfTheOtherDeviceIsRefused)
     // Each with its own it works, one after the other.
     for (uint32_t device = 0; device < 2; ++device) {
         void *stream = device == 0 ? streams_[0] : other;
-        ASSERT_EQ(fetch_at(device, tensor, stream, &view), STW_OK) << stw_last_error();
+        ASSERT_OK(fetch_at(device, tensor, stream, &view));
         enqueue(view, stream, 0, 0, false);
         EXPECT_EQ(stw_release(&view, 1, device == 0 ? other : streams_[0], 0), STW_ERROR_INVALID);
-        EXPECT_EQ(stw_release(&view, 1, stream, 0), STW_OK) << stw_last_error();
+        EXPECT_OK(stw_release(&view, 1, stream, 0));
         EXPECT_EQ(cuStreamSynchronize(stream), 0);
     }
     EXPECT_EQ(wrong(), 0);
-    EXPECT_EQ(stw_runtime_close(std::exchange(runtime_, nullptr), 0, 0), STW_OK)
-        << stw_last_error();
+    EXPECT_OK(stw_runtime_close(std::exchange(runtime_, nullptr), 0, 0));
     EXPECT_EQ(cuStreamDestroy_v2(other), 0);
     EXPECT_EQ(cuDevicePrimaryCtxRelease_v2(1), 0);
 }
@@ -86,14 +85,14 @@ TEST_F(CudaFaults, BytesGoFromOneDeviceToTheOtherBehindTheWorkOfBoth)
     open("devices=2,delay_us=200,seed=4", 8, 24);
     stw_tensor *tensor = make("t", 40000);
     stw_view view;
-    ASSERT_EQ(fetch(tensor, STW_READ_WRITE, streams_[0], &view), STW_OK) << stw_last_error();
+    ASSERT_OK(fetch(tensor, STW_READ_WRITE, streams_[0], &view));
     enqueue(view, streams_[0], 0, 7, true);
-    ASSERT_EQ(stw_release(&view, 1, streams_[0], 0), STW_OK);
-    ASSERT_EQ(fetch_at(1, tensor, STW_STREAM_SYNCED, &view), STW_OK) << stw_last_error();
+    ASSERT_OK(stw_release(&view, 1, streams_[0], 0));
+    ASSERT_OK(fetch_at(1, tensor, STW_STREAM_SYNCED, &view));
     const auto *bytes =
         static_cast<const uint32_t *>(stw_double_alias(reinterpret_cast<uint64_t>(view.pointer)));
     for (uint64_t i = 0; i < 40000; ++i) ASSERT_EQ(bytes[i], 7u) << i;
-    ASSERT_EQ(stw_release(&view, 1, STW_STREAM_SYNCED, 0), STW_OK);
+    ASSERT_OK(stw_release(&view, 1, STW_STREAM_SYNCED, 0));
     expect_all(tensor, 40000, 7);
     EXPECT_EQ(wrong(), 0);
 }
@@ -104,9 +103,9 @@ TEST_F(CudaFaults, ADestroyedStreamIsWaitedForOnce)
     open("delay_us=300,seed=2", 8, 24);
     stw_tensor *tensor = make("t", 40000);
     stw_view view;
-    ASSERT_EQ(fetch(tensor, STW_READ_WRITE, streams_[1], &view), STW_OK) << stw_last_error();
+    ASSERT_OK(fetch(tensor, STW_READ_WRITE, streams_[1], &view));
     enqueue(view, streams_[1], 0, 9, true);
-    ASSERT_EQ(stw_release(&view, 1, streams_[1], 0), STW_OK);
+    ASSERT_OK(stw_release(&view, 1, streams_[1], 0));
     ASSERT_EQ(cuStreamDestroy_v2(std::exchange(streams_[1], nullptr)), 0);
     expect_all(tensor, 40000, 9);
     EXPECT_EQ(wrong(), 0);
@@ -126,16 +125,16 @@ TEST_F(CudaFaults, WorkThatComesBehindItsReleaseIsNotSaved)
     wait_registered();
     stw_tensor *tensor = make("t", 20000);
     stw_view view;
-    ASSERT_EQ(fetch(tensor, STW_READ_WRITE, streams_[0], &view), STW_OK) << stw_last_error();
+    ASSERT_OK(fetch(tensor, STW_READ_WRITE, streams_[0], &view));
     const stw_view before = view;
-    ASSERT_EQ(stw_release(&view, 1, streams_[0], 0), STW_OK);
-    ASSERT_EQ(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_OK) << stw_last_error();
+    ASSERT_OK(stw_release(&view, 1, streams_[0], 0));
+    ASSERT_OK(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0));
     enqueue(before, streams_[0], 0, 5, true);
     EXPECT_EQ(cuStreamSynchronize(streams_[0]), 0);
     expect_all(tensor, 20000, 0);
-    ASSERT_EQ(fetch(tensor, STW_READ, streams_[1], &view), STW_OK) << stw_last_error();
+    ASSERT_OK(fetch(tensor, STW_READ, streams_[1], &view));
     enqueue(view, streams_[1], 0, 0, false);
-    ASSERT_EQ(stw_release(&view, 1, streams_[1], 0), STW_OK);
+    ASSERT_OK(stw_release(&view, 1, streams_[1], 0));
     EXPECT_EQ(cuStreamSynchronize(streams_[1]), 0);
     EXPECT_EQ(kernels_.back()->wrong, 0);
 }
@@ -148,20 +147,19 @@ TEST_F(CudaFaults, ADeviceThatIsLostWhileItComputesLeavesTheFartherTiers)
         if (HasFatalFailure()) return;
         std::vector<stw_tensor *> tensors;
         for (int i = 0; i < 6; ++i) tensors.push_back(make("t" + std::to_string(i), 30000));
-        ASSERT_EQ(stw_evict(runtime_, tensors.data(), 6, STW_TIER_DEVICE, 0, 0), STW_OK)
-            << stw_last_error();
+        ASSERT_OK(stw_evict(runtime_, tensors.data(), 6, STW_TIER_DEVICE, 0, 0));
         stw_view view;
         stw_status status = STW_OK;
         for (int step = 0; step < 40 && status == STW_OK; ++step) {
             if (step == 3) stw_double_break(0, code);
             status = fetch(tensors[static_cast<size_t>(step) % 6], STW_READ, streams_[0], &view);
             if (status != STW_OK) break;
-            EXPECT_EQ(stw_release(&view, 1, streams_[0], 0), STW_OK) << stw_last_error();
+            EXPECT_OK(stw_release(&view, 1, streams_[0], 0));
         }
         EXPECT_EQ(status, STW_ERROR_DEVICE) << stw_last_error();
         // Copies that were ordered before the device was lost fail behind their fetches.
         (void)stw_evict(runtime_, tensors.data(), 6, STW_TIER_DEVICE, 0, 0);
-        ASSERT_EQ(stw_runtime_clear_error(runtime_), STW_OK);
+        ASSERT_OK(stw_runtime_clear_error(runtime_));
         for (stw_tensor *tensor : tensors) expect_all(tensor, 30000, 0);
         forget_device();
         kernels_.clear();
@@ -173,7 +171,7 @@ TEST_F(CudaFaults, ADeviceThatIsFullInTheMiddleFailsWhatNeedsItAndNoMore)
     open("seed=1", 8, 24);
     wait_registered();
     stw_tensor *tensor = make("t", 20000);
-    ASSERT_EQ(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_OK) << stw_last_error();
+    ASSERT_OK(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0));
     ASSERT_EQ(stw_double_fail("cuMemcpyHtoDAsync_v2", 1, 2), 0);
     ASSERT_EQ(stw_double_fail("cuMemcpyBatchAsync_v2", 1, 2), 0);
     stw_double_calls_reset();
@@ -181,12 +179,12 @@ TEST_F(CudaFaults, ADeviceThatIsFullInTheMiddleFailsWhatNeedsItAndNoMore)
     stw_status status = STW_ERROR_MEMORY;
     for (int tries = 0; status == STW_ERROR_MEMORY && tries < 5; ++tries)
         status = fetch(tensor, STW_READ, streams_[0], &view);
-    ASSERT_EQ(status, STW_OK) << stw_last_error();
+    ASSERT_OK(status);
     // What failed came again, at the fetch's next try or from a tier behind.
     EXPECT_GE(stw_double_calls("cuMemcpyBatchAsync_v2") + stw_double_calls("cuMemcpyHtoDAsync_v2"),
               2u);
     enqueue(view, streams_[0], 0, 0, false);
-    EXPECT_EQ(stw_release(&view, 1, streams_[0], 0), STW_OK);
+    EXPECT_OK(stw_release(&view, 1, streams_[0], 0));
     EXPECT_EQ(cuStreamSynchronize(streams_[0]), 0);
     EXPECT_EQ(wrong(), 0);
 }
@@ -198,7 +196,7 @@ TEST_F(CudaFaults, AForkedChildIsToldAndCallsNothing)
     wait_registered();
     stw_tensor *tensor = make("t", 20000);
     stw_view held;
-    ASSERT_EQ(fetch(tensor, STW_READ, streams_[0], &held), STW_OK) << stw_last_error();
+    ASSERT_OK(fetch(tensor, STW_READ, streams_[0], &held));
     const pid_t child = fork();
     ASSERT_GE(child, 0);
     if (child == 0) {
@@ -215,7 +213,7 @@ TEST_F(CudaFaults, AForkedChildIsToldAndCallsNothing)
     ASSERT_EQ(waitpid(child, &status, 0), child);
     EXPECT_TRUE(WIFEXITED(status));
     EXPECT_EQ(WEXITSTATUS(status), 0);
-    EXPECT_EQ(stw_release(&held, 1, streams_[0], 0), STW_OK) << stw_last_error();
+    EXPECT_OK(stw_release(&held, 1, streams_[0], 0));
     expect_all(tensor, 20000, 0);
 }
 
@@ -237,22 +235,22 @@ TEST_F(CudaFaults, AStreamThatRecordsAGraphIsRefusedWhereSomethingWouldBeOrdered
     EXPECT_EQ(fetch(tensor, STW_READ, streams_[1], &view), STW_ERROR_INVALID);
     EXPECT_TRUE(said("records a graph")) << stw_last_error();
     // One that is known: what orders nothing calls nothing, what does is refused.
-    ASSERT_EQ(fetch(tensor, STW_READ_WRITE, streams_[0], &view), STW_OK) << stw_last_error();
+    ASSERT_OK(fetch(tensor, STW_READ_WRITE, streams_[0], &view));
     enqueue(view, streams_[0], 0, 3, true);
-    ASSERT_EQ(stw_release(&view, 1, streams_[0], 0), STW_OK);
+    ASSERT_OK(stw_release(&view, 1, streams_[0], 0));
     stw_double_capture(streams_[0], 1);
     stw_double_calls_reset();
-    ASSERT_EQ(fetch(tensor, STW_READ, streams_[0], &view), STW_OK) << stw_last_error();
-    ASSERT_EQ(stw_release(&view, 1, streams_[0], 0), STW_OK);
+    ASSERT_OK(fetch(tensor, STW_READ, streams_[0], &view));
+    ASSERT_OK(stw_release(&view, 1, streams_[0], 0));
     EXPECT_EQ(stw_double_calls(nullptr), 0u);
     EXPECT_EQ(fetch(tensor, STW_READ, streams_[2], &view), STW_ERROR_BUSY);
     EXPECT_TRUE(said("records a graph")) << stw_last_error();
     // When the capture is over, all is as before.
     stw_double_capture(streams_[0], 0);
     stw_double_capture(streams_[1], 0);
-    ASSERT_EQ(fetch(tensor, STW_READ, streams_[1], &view), STW_OK) << stw_last_error();
+    ASSERT_OK(fetch(tensor, STW_READ, streams_[1], &view));
     enqueue(view, streams_[1], 3, 0, false);
-    ASSERT_EQ(stw_release(&view, 1, streams_[1], 0), STW_OK);
+    ASSERT_OK(stw_release(&view, 1, streams_[1], 0));
     EXPECT_EQ(cuStreamSynchronize(streams_[1]), 0);
     EXPECT_EQ(wrong(), 0);
     expect_all(tensor, 20000, 3);
@@ -281,8 +279,7 @@ TEST_F(CudaFaults, SmallCopiesThatWaitTogetherAreStartedTogether)
         std::vector<stw_tensor *> tensors;
         for (int i = 0; i < 24; ++i) tensors.push_back(make("t" + std::to_string(i), 16384));
         for (stw_tensor *tensor : tensors) bring_to_host(tensor);
-        ASSERT_EQ(stw_evict(runtime_, tensors.data(), 24, STW_TIER_DEVICE, 0, 0), STW_OK)
-            << stw_last_error();
+        ASSERT_OK(stw_evict(runtime_, tensors.data(), 24, STW_TIER_DEVICE, 0, 0));
         stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
         stw_fetch_request requests[12];
         stw_view views[12];
@@ -293,9 +290,9 @@ TEST_F(CudaFaults, SmallCopiesThatWaitTogetherAreStartedTogether)
             requests[i].access = STW_READ;
         }
         stw_double_calls_reset();
-        ASSERT_EQ(stw_fetch(runtime_, &options, requests, 12, views), STW_OK) << stw_last_error();
+        ASSERT_OK(stw_fetch(runtime_, &options, requests, 12, views));
         for (const stw_view &view : views) enqueue(view, streams_[0], 0, 0, false);
-        ASSERT_EQ(stw_release(views, 12, streams_[0], 0), STW_OK);
+        ASSERT_OK(stw_release(views, 12, streams_[0], 0));
         EXPECT_EQ(cuStreamSynchronize(streams_[0]), 0);
         const uint64_t alone = stw_double_calls("cuMemcpyHtoDAsync_v2");
         if (each.call != nullptr) {

@@ -36,7 +36,7 @@ TEST_F(CudaFixed, ViewsLieAtTheAddressOfTheTensorWhereverItsBlocksAre)
         use_many(sizes, seed, 80, [this](int i, auto &random, stw_tensor *, uint64_t, uint32_t) {
             if (i % 20 != 19) return;
             const uint64_t blocks = 5 + random() % 4;
-            ASSERT_EQ(set_budget(blocks), STW_OK) << stw_last_error();
+            ASSERT_OK(set_budget(blocks));
             EXPECT_EQ(taken_blocks(), blocks);
         });
         EXPECT_EQ(wrong(), 0);
@@ -55,9 +55,9 @@ TEST_F(CudaFixed, PartsAndFirstWritesLieThereToo)
     spec.dimensions = 1;
     spec.shape[0] = 4 * kElements;
     stw_tensor *tensor = nullptr;
-    ASSERT_EQ(stw_tensor_create(runtime_, &spec, 1, &tensor), STW_OK) << stw_last_error();
+    ASSERT_OK(stw_tensor_create(runtime_, &spec, 1, &tensor));
     stw_view view;
-    ASSERT_EQ(fetch(tensor, STW_WRITE, streams_[0], &view), STW_OK) << stw_last_error();
+    ASSERT_OK(fetch(tensor, STW_WRITE, streams_[0], &view));
     EXPECT_EQ(reinterpret_cast<uint64_t>(view.pointer), address_of(tensor));
     std::vector<stw_double_range> ranges = {
         {reinterpret_cast<uint64_t>(view.pointer), view.bytes, 1, 0}};
@@ -71,7 +71,7 @@ TEST_F(CudaFixed, PartsAndFirstWritesLieThereToo)
     kernels_.back()->elements = view.bytes / 4;
     ASSERT_EQ(
         stw_double_consume(streams_[0], "fill", ranges.data(), 1, fill, kernels_.back().get()), 0);
-    ASSERT_EQ(stw_release(&view, 1, streams_[0], 0), STW_OK);
+    ASSERT_OK(stw_release(&view, 1, streams_[0], 0));
     use(tensor, streams_[1], 5, 0, false);
     stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     stw_fetch_request request = STW_FETCH_REQUEST_INIT;
@@ -80,11 +80,11 @@ TEST_F(CudaFixed, PartsAndFirstWritesLieThereToo)
     request.access = STW_READ_WRITE;
     request.element_begin = kElements + 7;
     request.element_count = kElements;
-    ASSERT_EQ(stw_fetch(runtime_, &options, &request, 1, &view), STW_OK) << stw_last_error();
+    ASSERT_OK(stw_fetch(runtime_, &options, &request, 1, &view));
     EXPECT_EQ(reinterpret_cast<uint64_t>(view.pointer), address_of(tensor) + 4 * (kElements + 7));
     enqueue(view, streams_[2], 5, 5, true);
-    ASSERT_EQ(stw_release(&view, 1, streams_[2], 0), STW_OK);
-    ASSERT_EQ(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_OK) << stw_last_error();
+    ASSERT_OK(stw_release(&view, 1, streams_[2], 0));
+    ASSERT_OK(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0));
     expect_all(tensor, 4 * kElements, 5);
     end_streams();
 }
@@ -95,7 +95,7 @@ TEST_F(CudaFixed, ATensorThatComesBackToItsSlotsIsNotMappedAgain)
     open("seed=1", 8, 24);
     stw_tensor *tensor = make_fixed("t", 4 * kElements);
     use(tensor, streams_[0], 0, 1, true);
-    ASSERT_EQ(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_OK) << stw_last_error();
+    ASSERT_OK(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0));
     stw_double_calls_reset();
     use(tensor, streams_[0], 1, 2, true);
     EXPECT_EQ(stw_double_calls("cuMemMap"), 0u);
@@ -115,18 +115,18 @@ TEST_F(CudaFixed, ATensorIsMappedAsOneRange)
     EXPECT_EQ(stw_double_calls("cuMemSetAccess"), 1u);
     EXPECT_EQ(stw_double_calls("cuMemUnmap"), 0u);
     // It comes back to other slots, as something else has some of its own.
-    ASSERT_EQ(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_OK) << stw_last_error();
+    ASSERT_OK(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0));
     stw_tensor *large = make("large", (kBlocks + 5) * kElements);
     use(large, streams_[1], 0, 3, true);
-    ASSERT_EQ(stw_evict(runtime_, &large, 1, STW_TIER_DEVICE, 0, 0), STW_OK) << stw_last_error();
+    ASSERT_OK(stw_evict(runtime_, &large, 1, STW_TIER_DEVICE, 0, 0));
     stw_view view;
-    ASSERT_EQ(fetch(other, STW_READ, streams_[1], &view), STW_OK) << stw_last_error();
+    ASSERT_OK(fetch(other, STW_READ, streams_[1], &view));
     stw_double_calls_reset();
     use(tensor, streams_[0], 1, 2, true);
     EXPECT_EQ(stw_double_calls("cuMemMap"), kBlocks);
     EXPECT_EQ(stw_double_calls("cuMemSetAccess"), 1u);
     EXPECT_EQ(stw_double_calls("cuMemUnmap"), 1u);
-    ASSERT_EQ(stw_release(&view, 1, streams_[1], 0), STW_OK);
+    ASSERT_OK(stw_release(&view, 1, streams_[1], 0));
     expect_all(tensor, kBlocks * kElements, 2);
     end_streams();
 }
@@ -143,12 +143,12 @@ TEST_F(CudaFixed, WhatIsUsedStaysWhereItIsSeen)
     request.tensor = tensor;
     request.access = STW_READ;
     request.element_count = 2 * kElements;
-    ASSERT_EQ(stw_fetch(runtime_, &options, &request, 1, &view), STW_OK) << stw_last_error();
+    ASSERT_OK(stw_fetch(runtime_, &options, &request, 1, &view));
     stw_double_hold(streams_[0]);
     enqueue(view, streams_[0], 0, 0, false);
     use(tensor, streams_[1], 0, 0, false);
     stw_double_let_go(streams_[0], 0);
-    ASSERT_EQ(stw_release(&view, 1, streams_[0], 0), STW_OK);
+    ASSERT_OK(stw_release(&view, 1, streams_[0], 0));
     end_streams();
 }
 
@@ -160,22 +160,22 @@ TEST_F(CudaFixed, ATensorWithoutAnAddressHasNoneOfTheOneBefore)
     stw_tensor *tensor = nullptr;
     for (int i = 0; i < 1000 && before.insert(tensor).second; ++i) {
         if (i > 0) {
-            ASSERT_EQ(stw_tensor_destroy(&tensor, 1), STW_OK) << stw_last_error();
+            ASSERT_OK(stw_tensor_destroy(&tensor, 1));
         }
         tensor = make_fixed("t", 100);
     }
     for (int i = 0; i < 3; ++i) {
-        ASSERT_EQ(stw_tensor_destroy(&tensor, 1), STW_OK) << stw_last_error();
+        ASSERT_OK(stw_tensor_destroy(&tensor, 1));
         tensor = make("t", kElements);
         EXPECT_EQ(before.count(tensor), 1u);
         stw_view first;
-        ASSERT_EQ(fetch(tensor, STW_READ, streams_[0], &first), STW_OK) << stw_last_error();
+        ASSERT_OK(fetch(tensor, STW_READ, streams_[0], &first));
         const void *pointer = first.pointer;
-        ASSERT_EQ(stw_release(&first, 1, streams_[0], 0), STW_OK);
+        ASSERT_OK(stw_release(&first, 1, streams_[0], 0));
         stw_view again;
-        ASSERT_EQ(fetch(tensor, STW_READ, streams_[0], &again), STW_OK) << stw_last_error();
+        ASSERT_OK(fetch(tensor, STW_READ, streams_[0], &again));
         EXPECT_EQ(again.pointer, pointer);
-        ASSERT_EQ(stw_release(&again, 1, streams_[0], 0), STW_OK);
+        ASSERT_OK(stw_release(&again, 1, streams_[0], 0));
     }
     end_streams();
 }
@@ -192,23 +192,22 @@ TEST_F(CudaFixed, TheAddressAndTheViewsThereAreArraysOfCudas)
     spec.dimensions = 1;
     spec.shape[0] = 2 * kElements;
     stw_tensor *tensor = nullptr;
-    ASSERT_EQ(stw_tensor_create(runtime_, &spec, 1, &tensor), STW_OK) << stw_last_error();
+    ASSERT_OK(stw_tensor_create(runtime_, &spec, 1, &tensor));
     const std::vector<uint32_t> sevens(2 * kElements, 7);
-    ASSERT_EQ(stw_tensor_write(tensor, sevens.data(), nullptr), STW_OK) << stw_last_error();
+    ASSERT_OK(stw_tensor_write(tensor, sevens.data(), nullptr));
     DLManagedTensorVersioned *kept = nullptr;
-    ASSERT_EQ(stw_tensor_to_dlpack(tensor, 0, &kept), STW_OK) << stw_last_error();
+    ASSERT_OK(stw_tensor_to_dlpack(tensor, 0, &kept));
     EXPECT_EQ(kept->dl_tensor.device.device_type, kDLCUDA);
     for (int turn = 0; turn < 3; ++turn) {
         stw_view view;
         DLManagedTensorVersioned *made = nullptr;
-        ASSERT_EQ(fetch(tensor, STW_READ, streams_[0], &view), STW_OK) << stw_last_error();
+        ASSERT_OK(fetch(tensor, STW_READ, streams_[0], &view));
         const stw_view seen = view;
-        ASSERT_EQ(stw_view_to_dlpack(&view, streams_[1], &made), STW_OK) << stw_last_error();
+        ASSERT_OK(stw_view_to_dlpack(&view, streams_[1], &made));
         EXPECT_EQ(made->dl_tensor.data, kept->dl_tensor.data);
         enqueue(seen, streams_[1], 7, 0, false);
         made->deleter(made);
-        ASSERT_EQ(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_OK)
-            << stw_last_error();
+        ASSERT_OK(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0));
     }
     kept->deleter(kept);
     for (void *stream : streams_) EXPECT_EQ(cuStreamSynchronize(stream), 0);
@@ -223,7 +222,7 @@ TEST_F(CudaFixed, WhatHasNoFixedAddressIsRefused)
     uint64_t bytes = 0;
     EXPECT_EQ(stw_tensor_address(plain, 0, &address, &bytes), STW_ERROR_UNSUPPORTED);
     EXPECT_NE(std::string(stw_last_error()).find("STW_TENSOR_FIXED_ADDRESS"), std::string::npos);
-    EXPECT_EQ(create(STW_TENSOR_FIXED_ADDRESS), STW_OK) << stw_last_error();
+    EXPECT_OK(create(STW_TENSOR_FIXED_ADDRESS));
 }
 
 TEST_F(CudaFixed, ADeviceThatPlacesNoMemoryHasNone)
@@ -232,7 +231,7 @@ TEST_F(CudaFixed, ADeviceThatPlacesNoMemoryHasNone)
     EXPECT_EQ(create(STW_TENSOR_FIXED_ADDRESS), STW_ERROR_UNSUPPORTED);
     EXPECT_NE(std::string(stw_last_error()).find("virtual memory management"), std::string::npos)
         << stw_last_error();
-    EXPECT_EQ(create(0), STW_OK) << stw_last_error();
+    EXPECT_OK(create(0));
 }
 
 // A budget that goes and comes takes the mappings along, whatever part of the tensor it was.
@@ -243,10 +242,10 @@ TEST_F(CudaFixed, MemoryThatGoesIsSeenNowhereAndComesAgain)
     const uint64_t address = address_of(tensor);
     for (uint32_t round = 0; round < 4; ++round) {
         use(tensor, streams_[round % kStreams], round, round + 1, true);
-        ASSERT_EQ(set_budget(round % 2 == 0 ? 0 : 4), STW_OK) << stw_last_error();
+        ASSERT_OK(set_budget(round % 2 == 0 ? 0 : 4));
         EXPECT_EQ(taken_blocks(), round % 2 == 0 ? 0U : 4U);
         EXPECT_EQ(address_of(tensor), address);
-        ASSERT_EQ(set_budget(12), STW_OK) << stw_last_error();
+        ASSERT_OK(set_budget(12));
         EXPECT_EQ(taken_blocks(), 12u);
     }
     expect_all(tensor, 9 * kElements, 4);
@@ -261,15 +260,14 @@ TEST_F(CudaFixed, ADeviceThatIsLostFailsTheFetchAndLeavesTheHost)
     use(seen, streams_[0], 0, 0, false);
     end_streams();
     // A copy that is over, and not yet seen to be, would fail as well.
-    ASSERT_EQ(stw_runtime_drain(runtime_, 0), STW_OK) << stw_last_error();
+    ASSERT_OK(stw_runtime_drain(runtime_, 0));
     stw_double_break(0, 700);
     stw_view view;
     EXPECT_EQ(fetch(tensor, STW_READ, streams_[0], &view), STW_ERROR_DEVICE);
     expect_all(seen, 4 * kElements, 0);
     expect_all(tensor, 6 * kElements, 0);
-    EXPECT_EQ(stw_tensor_destroy(&seen, 1), STW_OK) << stw_last_error();
-    EXPECT_EQ(stw_runtime_close(std::exchange(runtime_, nullptr), 0, 0), STW_OK)
-        << stw_last_error();
+    EXPECT_OK(stw_tensor_destroy(&seen, 1));
+    EXPECT_OK(stw_runtime_close(std::exchange(runtime_, nullptr), 0, 0));
     for (void *&stream : streams_) stream = nullptr;
     context_ = nullptr;
     stw_double_reset("seed=1");

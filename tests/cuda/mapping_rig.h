@@ -37,7 +37,7 @@ protected:
         runtime.host_bytes = host_blocks * block_bytes;
         runtime.block_bytes = static_cast<uint32_t>(block_bytes);
         runtime.timeout_ns = 60 * kSecond;
-        ASSERT_EQ(stw_runtime_open(&runtime, &runtime_), STW_OK) << stw_last_error();
+        ASSERT_OK(stw_runtime_open(&runtime, &runtime_));
     }
     static uint64_t free_bytes()
     {
@@ -61,7 +61,7 @@ protected:
     {
         void *address = nullptr;
         uint64_t bytes = 0;
-        EXPECT_EQ(stw_tensor_address(tensor, 0, &address, &bytes), STW_OK) << stw_last_error();
+        EXPECT_OK(stw_tensor_address(tensor, 0, &address, &bytes));
         return reinterpret_cast<uint64_t>(address);
     }
     // Tensors of these sizes, all but each fourth with an address for life, read and written on all
@@ -85,21 +85,20 @@ protected:
             const bool writes = random() % 3 == 0;
             void *stream = streams_[random() % kStreams];
             stw_view view;
-            ASSERT_EQ(fetch(tensors[at], writes ? STW_READ_WRITE : STW_READ, stream, &view), STW_OK)
-                << stw_last_error();
+            ASSERT_OK(fetch(tensors[at], writes ? STW_READ_WRITE : STW_READ, stream, &view));
             if (addresses[at] != 0) {
                 EXPECT_EQ(reinterpret_cast<uint64_t>(view.pointer), addresses[at]);
                 EXPECT_EQ(address_of(tensors[at]), addresses[at]);
             }
             enqueue(view, stream, values[at], written + 1, writes);
             if (writes) values[at] = ++written;
-            ASSERT_EQ(stw_release(&view, 1, stream, 0), STW_OK) << stw_last_error();
+            ASSERT_OK(stw_release(&view, 1, stream, 0));
             each(i, random, tensors[at], sizes[at], values[at]);
             if (HasFatalFailure()) return;
         }
         for (size_t i = 0; i < sizes.size(); ++i) expect_all(tensors[i], sizes[i], values[i]);
         // What was used a moment ago goes without waiting, and its range ends behind that.
-        for (stw_tensor *tensor : tensors) EXPECT_EQ(stw_tensor_destroy(&tensor, 1), STW_OK);
+        for (stw_tensor *tensor : tensors) EXPECT_OK(stw_tensor_destroy(&tensor, 1));
         end_streams();
     }
 

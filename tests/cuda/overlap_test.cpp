@@ -101,22 +101,20 @@ protected:
         stw_tensor *comes = make("comes", 8 * kBlock / 4);
         stw_view view;
         for (stw_tensor *tensor : {leaves, comes})
-            ASSERT_EQ(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_OK);
-        ASSERT_EQ(fetch(leaves, STW_READ_WRITE, streams_[0], &view), STW_OK) << stw_last_error();
+            ASSERT_OK(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0));
+        ASSERT_OK(fetch(leaves, STW_READ_WRITE, streams_[0], &view));
         stw_double_hold(streams_[0]);
         enqueue(view, streams_[0], 0, 7, true);
         while (stw_double_pending(streams_[0]) < pending)
             ASSERT_EQ(stw_double_compute(streams_[0], 1), 0);
-        ASSERT_EQ(stw_release(&view, 1, streams_[0], 0), STW_OK);
+        ASSERT_OK(stw_release(&view, 1, streams_[0], 0));
         stw_double_calls_reset();
-        std::thread evicts([&] {
-            EXPECT_EQ(stw_evict(runtime_, &leaves, 1, STW_TIER_DEVICE, 0, 0), STW_OK)
-                << stw_last_error();
-        });
+        std::thread evicts(
+            [&] { EXPECT_OK(stw_evict(runtime_, &leaves, 1, STW_TIER_DEVICE, 0, 0)); });
         while (!reached()) std::this_thread::yield();
-        EXPECT_EQ(fetch(comes, STW_READ_WRITE, streams_[1], &view), STW_OK) << stw_last_error();
+        EXPECT_OK(fetch(comes, STW_READ_WRITE, streams_[1], &view));
         EXPECT_EQ(stw_double_comes_after(streams_[1], streams_[0]), 0);
-        EXPECT_EQ(stw_release(&view, 1, streams_[1], 0), STW_OK);
+        EXPECT_OK(stw_release(&view, 1, streams_[1], 0));
         stw_double_let_go(streams_[0], 0);
         evicts.join();
         expect_all(leaves, 8 * kBlock / 4, 7);
@@ -150,17 +148,16 @@ TEST_F(CudaRuntime, KernelsAndBothDirectionsOverlap)
     for (uint64_t i = 0; i < kTensors; ++i)
         tensors.push_back(make("t" + std::to_string(i), kBlocks * kBlock / 4));
     for (stw_tensor *tensor : tensors)
-        ASSERT_EQ(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_OK);
+        ASSERT_OK(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0));
     const uint64_t begin = stw_double_settle();
     for (uint64_t i = 0; i < kRounds * kTensors; ++i) {
         stw_view view;
-        ASSERT_EQ(fetch(tensors[i % kTensors], STW_READ_WRITE, streams_[0], &view), STW_OK)
-            << stw_last_error();
+        ASSERT_OK(fetch(tensors[i % kTensors], STW_READ_WRITE, streams_[0], &view));
         ASSERT_EQ(stw_double_compute(streams_[0], kNs), 0);
-        ASSERT_EQ(stw_release(&view, 1, streams_[0], STW_RELEASE_FAR), STW_OK);
+        ASSERT_OK(stw_release(&view, 1, streams_[0], STW_RELEASE_FAR));
     }
     for (stw_tensor *tensor : tensors)
-        ASSERT_EQ(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_OK);
+        ASSERT_OK(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0));
     EXPECT_LT(stw_double_settle() - begin, kRounds * kTensors * kNs * 4 / 3);
 }
 

@@ -19,14 +19,13 @@ protected:
     uint64_t remapped_bytes() const
     {
         stw_tier_stats stats = STW_TIER_STATS_INIT;
-        EXPECT_EQ(stw_tier_stats_get(runtime_, STW_TIER_DEVICE, 0, &stats), STW_OK);
+        EXPECT_OK(stw_tier_stats_get(runtime_, STW_TIER_DEVICE, 0, &stats));
         EXPECT_EQ(stats.remapped_bytes > 0, stats.remapped_ns > 0);
         return stats.remapped_bytes;
     }
     void evict(stw_tensor *tensor)
     {
-        ASSERT_EQ(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_OK)
-            << stw_last_error();
+        ASSERT_OK(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0));
     }
 };
 
@@ -67,9 +66,9 @@ TEST_F(CudaPermanent, ATensorIsSeenWithItsHandlesWhereverItLies)
         evict(tensor);
         // Elsewhere the next time: one block more is somebody's.
         stw_tensor *one = make(("t" + std::to_string(value)).c_str(), kElements);
-        ASSERT_EQ(fetch(one, STW_READ, streams_[0], &view), STW_OK) << stw_last_error();
+        ASSERT_OK(fetch(one, STW_READ, streams_[0], &view));
     }
-    for (stw_view &view : before) ASSERT_EQ(stw_release(&view, 1, streams_[0], 0), STW_OK);
+    for (stw_view &view : before) ASSERT_OK(stw_release(&view, 1, streams_[0], 0));
     expect_all(tensor, kLarge * kElements, value);
     EXPECT_EQ(remapped_bytes(), 4 * kLarge * kBlock);
     end_streams();

@@ -14,18 +14,16 @@ protected:
 
     void set_host_budget(uint64_t blocks)
     {
-        EXPECT_EQ(stw_tier_set_budget(runtime_, STW_TIER_HOST, 0, blocks * kBlock, 0), STW_OK)
-            << stw_last_error();
+        EXPECT_OK(stw_tier_set_budget(runtime_, STW_TIER_HOST, 0, blocks * kBlock, 0));
     }
     // To the device, changed there, and back to the host tier.
     void rewrite(stw_tensor *tensor, uint32_t from, uint32_t to)
     {
         stw_view view;
-        ASSERT_EQ(fetch(tensor, STW_READ_WRITE, streams_[0], &view), STW_OK) << stw_last_error();
+        ASSERT_OK(fetch(tensor, STW_READ_WRITE, streams_[0], &view));
         enqueue(view, streams_[0], from, to, true);
-        ASSERT_EQ(stw_release(&view, 1, streams_[0], 0), STW_OK);
-        ASSERT_EQ(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_OK)
-            << stw_last_error();
+        ASSERT_OK(stw_release(&view, 1, streams_[0], 0));
+        ASSERT_OK(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0));
     }
 };
 
@@ -54,10 +52,8 @@ TEST_F(CudaRegistration, AClosingRuntimeDoesNotRegisterTheRest)
 {
     ASSERT_EQ(stw_double_hold_calls("cuMemHostRegister_v2", 1), 0);
     open("seed=1", 8, 24);
-    std::thread closing([this] {
-        EXPECT_EQ(stw_runtime_close(std::exchange(runtime_, nullptr), 0, 0), STW_OK)
-            << stw_last_error();
-    });
+    std::thread closing(
+        [this] { EXPECT_OK(stw_runtime_close(std::exchange(runtime_, nullptr), 0, 0)); });
     ASSERT_EQ(stw_double_hold_calls("cuMemHostRegister_v2", 0), 0);
     closing.join();
     EXPECT_EQ(stw_double_calls("cuMemHostRegister_v2"), stw_double_calls("cuMemHostUnregister"));
@@ -107,10 +103,10 @@ TEST_F(CudaRegistration, ScratchMemoryIsRegisteredAsOnePiece)
     open("seed=1", 8, 28);
     wait_registered();
     void *piece = nullptr;
-    ASSERT_EQ(stw_host_alloc(runtime_, 4 * kBlock, 0, 0, &piece), STW_OK) << stw_last_error();
+    ASSERT_OK(stw_host_alloc(runtime_, 4 * kBlock, 0, 0, &piece));
     EXPECT_EQ(cuMemHostUnregister(piece), 0);  // so one begins there
     EXPECT_EQ(cuMemHostRegister_v2(piece, 4 * kBlock, 1), 0);
-    EXPECT_EQ(stw_host_free(runtime_, piece), STW_OK);
+    EXPECT_OK(stw_host_free(runtime_, piece));
 }
 
 TEST_F(CudaRegistration, MemoryThatGoesBackIsNotRegisteredAndComesBackSo)
@@ -154,10 +150,9 @@ TEST_F(CudaRegistration, BudgetsChangeWhileCopiesAreUnderWay)
         for (uint32_t i = 1; i <= 60; ++i) {
             const size_t tensor = random() % kTensors;
             stw_view view;
-            EXPECT_EQ(fetch(tensors[tensor], STW_READ_WRITE, streams_[i % kStreams], &view), STW_OK)
-                << stw_last_error();
+            EXPECT_OK(fetch(tensors[tensor], STW_READ_WRITE, streams_[i % kStreams], &view));
             enqueue(view, streams_[i % kStreams], values[tensor], i, true);
-            EXPECT_EQ(stw_release(&view, 1, streams_[i % kStreams], 0), STW_OK);
+            EXPECT_OK(stw_release(&view, 1, streams_[i % kStreams], 0));
             values[tensor] = i;
         }
         ends.store(true);
@@ -177,7 +172,7 @@ TEST_F(CudaRegistration, AViewOfTheHostTierLiesInOneRegistration)
     stw_tensor *tensors[3] = {};
     for (stw_tensor *&tensor : tensors)
         tensor = make("t" + std::to_string(&tensor - tensors), kElements);
-    ASSERT_EQ(stw_evict(runtime_, tensors, 3, STW_TIER_DEVICE, 0, 0), STW_OK) << stw_last_error();
+    ASSERT_OK(stw_evict(runtime_, tensors, 3, STW_TIER_DEVICE, 0, 0));
     stw_fetch_request request = STW_FETCH_REQUEST_INIT;
     request.access = STW_READ;
     request.tier = STW_TIER_HOST;
@@ -187,10 +182,10 @@ TEST_F(CudaRegistration, AViewOfTheHostTierLiesInOneRegistration)
         for (stw_tensor *tensor : tensors) {
             stw_view view;
             request.tensor = tensor;
-            ASSERT_EQ(stw_fetch(runtime_, nullptr, &request, 1, &view), STW_OK) << stw_last_error();
+            ASSERT_OK(stw_fetch(runtime_, nullptr, &request, 1, &view));
             EXPECT_EQ(cuMemcpyHtoDAsync_v2(memory, view.pointer, view.bytes, streams_[0]), 0);
             EXPECT_EQ(cuStreamSynchronize(streams_[0]), 0);
-            EXPECT_EQ(stw_release(&view, 1, nullptr, 0), STW_OK);
+            EXPECT_OK(stw_release(&view, 1, nullptr, 0));
         }
     }
     EXPECT_EQ(cuMemFree_v2(memory), 0);

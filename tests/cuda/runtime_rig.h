@@ -5,6 +5,7 @@
 
 #include "tests/cuda/double/control.h"
 #include "tests/cuda/program_calls.h"
+#include "tests/support/expect.h"
 
 #include <stepwell/stepwell.h>
 
@@ -87,7 +88,7 @@ protected:
     {
         start(options);
         if (HasFatalFailure()) return;
-        ASSERT_EQ(try_open(device_blocks, host_blocks), STW_OK) << stw_last_error();
+        ASSERT_OK(try_open(device_blocks, host_blocks));
     }
     stw_status try_open(uint32_t device_blocks, uint32_t host_blocks)
     {
@@ -126,7 +127,7 @@ protected:
     stw_tier_stats host_stats() const
     {
         stw_tier_stats stats = STW_TIER_STATS_INIT;
-        EXPECT_EQ(stw_tier_stats_get(runtime_, STW_TIER_HOST, 0, &stats), STW_OK);
+        EXPECT_OK(stw_tier_stats_get(runtime_, STW_TIER_HOST, 0, &stats));
         return stats;
     }
     // Nothing of the host tier waits to be registered any more.
@@ -137,7 +138,7 @@ protected:
     void TearDown() override
     {
         if (runtime_ != nullptr) {
-            EXPECT_EQ(stw_runtime_close(runtime_, 0, 0), STW_OK) << stw_last_error();
+            EXPECT_OK(stw_runtime_close(runtime_, 0, 0));
         }
         for (void *stream : streams_)
             if (stream != nullptr) cuStreamDestroy_v2(stream);
@@ -168,10 +169,10 @@ protected:
         spec.dimensions = 1;
         spec.shape[0] = elements;
         stw_tensor *tensor = nullptr;
-        EXPECT_EQ(stw_tensor_create(runtime_, &spec, 1, &tensor), STW_OK) << stw_last_error();
+        EXPECT_OK(stw_tensor_create(runtime_, &spec, 1, &tensor));
         if (tensor == nullptr) return nullptr;
         const std::vector<uint32_t> zeros(elements);
-        EXPECT_EQ(stw_tensor_write(tensor, zeros.data(), nullptr), STW_OK) << stw_last_error();
+        EXPECT_OK(stw_tensor_write(tensor, zeros.data(), nullptr));
         return tensor;
     }
     stw_status fetch(stw_tensor *tensor, uint32_t access, void *stream, stw_view *view)
@@ -205,10 +206,9 @@ protected:
     void use(stw_tensor *tensor, void *stream, uint32_t expected, uint32_t sets, bool writes)
     {
         stw_view view;
-        ASSERT_EQ(fetch(tensor, writes ? STW_READ_WRITE : STW_READ, stream, &view), STW_OK)
-            << stw_last_error();
+        ASSERT_OK(fetch(tensor, writes ? STW_READ_WRITE : STW_READ, stream, &view));
         enqueue(view, stream, expected, sets, writes);
-        ASSERT_EQ(stw_release(&view, 1, stream, 0), STW_OK) << stw_last_error();
+        ASSERT_OK(stw_release(&view, 1, stream, 0));
     }
     void end_streams()
     {
@@ -224,7 +224,7 @@ protected:
     void expect_all(stw_tensor *tensor, uint64_t elements, uint32_t value) const
     {
         std::vector<uint32_t> read(elements, ~value);
-        ASSERT_EQ(stw_tensor_read(tensor, read.data(), nullptr), STW_OK) << stw_last_error();
+        ASSERT_OK(stw_tensor_read(tensor, read.data(), nullptr));
         for (const uint32_t element : read) ASSERT_EQ(element, value);
     }
 

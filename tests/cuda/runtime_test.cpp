@@ -33,11 +33,10 @@ TEST_F(CudaRuntime, BytesAndOrderAreRightWhateverIsLate)
             const bool writes = random() % 3 == 0;
             stw_view view;
             const uint32_t access = writes ? STW_READ_WRITE : STW_READ;
-            ASSERT_EQ(fetch(tensors[tensor], access, streams_[stream], &view), STW_OK)
-                << stw_last_error();
+            ASSERT_OK(fetch(tensors[tensor], access, streams_[stream], &view));
             enqueue(view, streams_[stream], values[tensor], writes ? written + 1 : 0, writes);
             if (writes) values[tensor] = ++written;
-            ASSERT_EQ(stw_release(&view, 1, streams_[stream], 0), STW_OK) << stw_last_error();
+            ASSERT_OK(stw_release(&view, 1, streams_[stream], 0));
         }
         for (size_t i = 0; i < sizes.size(); ++i) expect_all(tensors[i], sizes[i], values[i]);
         for (void *stream : streams_) EXPECT_EQ(cuStreamSynchronize(stream), 0);
@@ -62,15 +61,15 @@ TEST_F(CudaRuntime, AFetchDoesNotWaitForItsCopy)
     request.tensor = tensor;
     request.access = STW_READ;
     request.tier = STW_TIER_HOST;
-    ASSERT_EQ(stw_fetch(runtime_, nullptr, &request, 1, &view), STW_OK) << stw_last_error();
-    ASSERT_EQ(stw_release(&view, 1, nullptr, 0), STW_OK);
-    ASSERT_EQ(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0), STW_OK) << stw_last_error();
+    ASSERT_OK(stw_fetch(runtime_, nullptr, &request, 1, &view));
+    ASSERT_OK(stw_release(&view, 1, nullptr, 0));
+    ASSERT_OK(stw_evict(runtime_, &tensor, 1, STW_TIER_DEVICE, 0, 0));
     stw_double_drain();
     stw_double_hold_all(1);
-    ASSERT_EQ(fetch(tensor, STW_READ, streams_[0], &view), STW_OK) << stw_last_error();
+    ASSERT_OK(fetch(tensor, STW_READ, streams_[0], &view));
     EXPECT_GT(stw_double_pending(nullptr), 0u);
     enqueue(view, streams_[0], 0, 0, false);
-    ASSERT_EQ(stw_release(&view, 1, streams_[0], 0), STW_OK);
+    ASSERT_OK(stw_release(&view, 1, streams_[0], 0));
     stw_double_hold_all(0);
     EXPECT_EQ(cuStreamSynchronize(streams_[0]), 0);
     EXPECT_EQ(wrong(), 0);
@@ -82,8 +81,8 @@ TEST_F(CudaRuntime, AHitOnTheSameStreamCallsNothing)
     wait_registered();
     stw_tensor *tensor = make("t", 20000);
     stw_view view;
-    ASSERT_EQ(fetch(tensor, STW_READ_WRITE, streams_[0], &view), STW_OK) << stw_last_error();
-    ASSERT_EQ(stw_release(&view, 1, streams_[0], 0), STW_OK);
+    ASSERT_OK(fetch(tensor, STW_READ_WRITE, streams_[0], &view));
+    ASSERT_OK(stw_release(&view, 1, streams_[0], 0));
     stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     stw_fetch_request several[3];
     stw_view views[3];
@@ -95,10 +94,10 @@ TEST_F(CudaRuntime, AHitOnTheSameStreamCallsNothing)
     }
     stw_double_calls_reset();
     for (int i = 0; i < 100; ++i) {
-        ASSERT_EQ(fetch(tensor, STW_READ, streams_[0], &view), STW_OK) << stw_last_error();
-        ASSERT_EQ(stw_release(&view, 1, streams_[0], 0), STW_OK);
-        ASSERT_EQ(stw_fetch(runtime_, &options, several, 3, views), STW_OK) << stw_last_error();
-        ASSERT_EQ(stw_release(views, 3, streams_[0], 0), STW_OK);
+        ASSERT_OK(fetch(tensor, STW_READ, streams_[0], &view));
+        ASSERT_OK(stw_release(&view, 1, streams_[0], 0));
+        ASSERT_OK(stw_fetch(runtime_, &options, several, 3, views));
+        ASSERT_OK(stw_release(views, 3, streams_[0], 0));
     }
     EXPECT_EQ(stw_double_calls(nullptr), 0u);
 }
@@ -132,17 +131,16 @@ TEST_F(CudaRuntime, AfterALostDeviceTheFartherTiersCanBeRead)
     stw_tensor *lost = make("lost", 20000);
     stw_tensor *safe = make("safe", 30000);
     stw_view view;
-    ASSERT_EQ(stw_evict(runtime_, &safe, 1, STW_TIER_DEVICE, 0, 0), STW_OK) << stw_last_error();
-    ASSERT_EQ(fetch(lost, STW_READ_WRITE, streams_[0], &view), STW_OK) << stw_last_error();
-    ASSERT_EQ(stw_release(&view, 1, streams_[0], 0), STW_OK);
+    ASSERT_OK(stw_evict(runtime_, &safe, 1, STW_TIER_DEVICE, 0, 0));
+    ASSERT_OK(fetch(lost, STW_READ_WRITE, streams_[0], &view));
+    ASSERT_OK(stw_release(&view, 1, streams_[0], 0));
     stw_double_break(0, 700);
     std::vector<uint32_t> bytes(30000, 1);
     EXPECT_EQ(stw_tensor_read(lost, bytes.data(), nullptr), STW_ERROR_DEVICE);
     EXPECT_EQ(fetch(safe, STW_READ, streams_[0], &view), STW_ERROR_DEVICE);
-    ASSERT_EQ(stw_tensor_read(safe, bytes.data(), nullptr), STW_OK) << stw_last_error();
+    ASSERT_OK(stw_tensor_read(safe, bytes.data(), nullptr));
     for (const uint32_t element : bytes) ASSERT_EQ(element, 0u);
-    EXPECT_EQ(stw_runtime_close(std::exchange(runtime_, nullptr), 0, 0), STW_OK)
-        << stw_last_error();
+    EXPECT_OK(stw_runtime_close(std::exchange(runtime_, nullptr), 0, 0));
     std::memset(streams_, 0, sizeof streams_);
     context_ = nullptr;
     stw_double_reset("seed=1");

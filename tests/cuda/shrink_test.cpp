@@ -17,13 +17,13 @@ TEST_F(CudaShrink, MemoryGoesBackToTheDriverAndComesAgain)
     EXPECT_EQ(taken_blocks(), 16u);
     stw_tensor *tensor = make("t", 6 * kElements);
     use(tensor, streams_[0], 0, 7, true);
-    ASSERT_EQ(set_budget(8), STW_OK) << stw_last_error();
+    ASSERT_OK(set_budget(8));
     EXPECT_EQ(taken_blocks(), 8u);
     use(tensor, streams_[1], 7, 8, true);
-    ASSERT_EQ(set_budget(0), STW_OK) << stw_last_error();
+    ASSERT_OK(set_budget(0));
     EXPECT_EQ(taken_blocks(), 0u);
     expect_all(tensor, 6 * kElements, 8);
-    ASSERT_EQ(set_budget(16), STW_OK) << stw_last_error();
+    ASSERT_OK(set_budget(16));
     EXPECT_EQ(taken_blocks(), 16u);
     use(tensor, streams_[2], 8, 9, true);
     expect_all(tensor, 6 * kElements, 9);
@@ -43,9 +43,9 @@ TEST_F(CudaShrink, MemoryDoesNotGoUnderWorkThatIsLate)
     EXPECT_EQ(taken_blocks(), 8u);
     stw_tier_stats stats{};
     stats.struct_size = sizeof stats;
-    ASSERT_EQ(stw_tier_stats_get(runtime_, STW_TIER_DEVICE, 0, &stats), STW_OK);
+    ASSERT_OK(stw_tier_stats_get(runtime_, STW_TIER_DEVICE, 0, &stats));
     EXPECT_EQ(stats.budget_bytes, 8 * kBlock);
-    std::thread other([&] { EXPECT_EQ(set_budget(0), STW_OK) << stw_last_error(); });
+    std::thread other([&] { EXPECT_OK(set_budget(0)); });
     stw_double_let_go(streams_[0], 0);
     other.join();
     EXPECT_EQ(taken_blocks(), 0u);
@@ -58,12 +58,12 @@ TEST_F(CudaShrink, MemoryUnderAGraphThatIsRecordedGoesBackAfterThat)
     open("seed=1", 8, 24);
     stw_tensor *tensor = make("t", 4 * kElements);
     use(tensor, streams_[0], 0, 0, false);
-    ASSERT_EQ(stw_tensor_destroy(&tensor, 1), STW_OK) << stw_last_error();
+    ASSERT_OK(stw_tensor_destroy(&tensor, 1));
     stw_double_capture(streams_[0], 1);
     EXPECT_EQ(set_budget(0, kSecond / 20), STW_ERROR_TIMEOUT);
     EXPECT_EQ(taken_blocks(), 8u);
     stw_double_calls_reset();
-    std::thread other([&] { EXPECT_EQ(set_budget(0), STW_OK) << stw_last_error(); });
+    std::thread other([&] { EXPECT_OK(set_budget(0)); });
     while (stw_double_calls("cuStreamIsCapturing") < 3) std::this_thread::yield();
     stw_double_capture(streams_[0], 0);
     other.join();
@@ -95,10 +95,10 @@ TEST_F(CudaShrink, ProgramsOfSeveralStreamsGoOnWhileTheBudgetChanges)
             if (writes) values[tensor] = ++written;
             if (i % 10 != 9) continue;
             const uint64_t blocks = 5 + random() % 8;
-            ASSERT_EQ(set_budget(blocks), STW_OK) << stw_last_error();
+            ASSERT_OK(set_budget(blocks));
             EXPECT_EQ(taken_blocks(), blocks);
         }
-        EXPECT_EQ(set_budget(5), STW_OK) << stw_last_error();
+        EXPECT_OK(set_budget(5));
         for (int i = 0; i < 30; ++i) {
             const size_t tensor = random() % sizes.size();
             use(tensors[tensor], streams_[random() % kStreams], values[tensor], 0, false);
@@ -117,14 +117,14 @@ TEST_F(CudaShrink, WhatAnotherProgramHasTakenMeanwhileIsToldByTheGrowth)
     open("seed=1", 8, 24);
     stw_tensor *tensor = make("t", 4 * kElements);
     use(tensor, streams_[0], 0, 3, true);
-    ASSERT_EQ(set_budget(4), STW_OK) << stw_last_error();
+    ASSERT_OK(set_budget(4));
     stw_double_fail("cuMemCreate", 3, 2);
     EXPECT_EQ(set_budget(8), STW_ERROR_MEMORY);
     EXPECT_NE(std::string(stw_last_error()).find("to take back"), std::string::npos)
         << stw_last_error();
     EXPECT_EQ(taken_blocks(), 4u);
     use(tensor, streams_[1], 3, 4, true);
-    ASSERT_EQ(set_budget(8), STW_OK) << stw_last_error();
+    ASSERT_OK(set_budget(8));
     EXPECT_EQ(taken_blocks(), 8u);
     use(tensor, streams_[2], 4, 4, false);
     end_streams();
@@ -149,12 +149,11 @@ TEST_F(CudaShrink, ALostDeviceIsToldAndEverythingEnds)
     end_streams();
     // What the library has not seen the end of when the device goes is an error of its tensor, and
     // sticks to that.
-    ASSERT_EQ(stw_runtime_drain(runtime_, 0), STW_OK) << stw_last_error();
+    ASSERT_OK(stw_runtime_drain(runtime_, 0));
     stw_double_break(0, 700);
     EXPECT_EQ(set_budget(2), STW_ERROR_DEVICE);
     expect_all(tensor, 4 * kElements, 0);
-    EXPECT_EQ(stw_runtime_close(std::exchange(runtime_, nullptr), 0, 0), STW_OK)
-        << stw_last_error();
+    EXPECT_OK(stw_runtime_close(std::exchange(runtime_, nullptr), 0, 0));
     for (void *&stream : streams_) stream = nullptr;
     context_ = nullptr;
     stw_double_reset("seed=1");

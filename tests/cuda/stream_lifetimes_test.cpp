@@ -14,16 +14,16 @@ protected:
     void write(stw_tensor *tensor, void *stream, uint32_t from, uint32_t to)
     {
         stw_view view;
-        ASSERT_EQ(fetch(tensor, STW_READ_WRITE, stream, &view), STW_OK) << stw_last_error();
+        ASSERT_OK(fetch(tensor, STW_READ_WRITE, stream, &view));
         enqueue(view, stream, from, to, true);
-        ASSERT_EQ(stw_release(&view, 1, stream, 0), STW_OK) << stw_last_error();
+        ASSERT_OK(stw_release(&view, 1, stream, 0));
     }
     void read(stw_tensor *tensor, void *stream, uint32_t value)
     {
         stw_view view;
-        ASSERT_EQ(fetch(tensor, STW_READ, stream, &view), STW_OK) << stw_last_error();
+        ASSERT_OK(fetch(tensor, STW_READ, stream, &view));
         enqueue(view, stream, value, 0, false);
-        ASSERT_EQ(stw_release(&view, 1, stream, 0), STW_OK) << stw_last_error();
+        ASSERT_OK(stw_release(&view, 1, stream, 0));
     }
 };
 
@@ -33,13 +33,13 @@ TEST_F(CudaStreams, WhatMeetsAGraphThatIsRecordedIsTriedAgainAndOthersGoOn)
     wait_registered();
     stw_tensor *used = make("used", 40000);
     stw_tensor *other = make("other", 40000);
-    ASSERT_EQ(stw_evict(runtime_, nullptr, 0, STW_TIER_DEVICE, 0, 0), STW_OK) << stw_last_error();
+    ASSERT_OK(stw_evict(runtime_, nullptr, 0, STW_TIER_DEVICE, 0, 0));
     write(used, streams_[0], 0, 5);
     stw_double_capture(streams_[0], 1);
     stw_double_calls_reset();
     std::atomic<bool> over{false};
     std::thread evicts([&] {
-        EXPECT_EQ(stw_evict(runtime_, &used, 1, STW_TIER_DEVICE, 0, 0), STW_OK) << stw_last_error();
+        EXPECT_OK(stw_evict(runtime_, &used, 1, STW_TIER_DEVICE, 0, 0));
         over.store(true);
     });
     // It was tried several times.
@@ -87,7 +87,7 @@ TEST_F(CudaStreams, AGraphIsRecordedBesideEverythingThatGoesOn)
             write(tensors[at], streams_[i % 2], values[at], i);
             values[at] = i;
             if (i % 8 == 0) {
-                EXPECT_EQ(stw_evict(runtime_, nullptr, 0, STW_TIER_DEVICE, 0, 0), STW_OK);
+                EXPECT_OK(stw_evict(runtime_, nullptr, 0, STW_TIER_DEVICE, 0, 0));
             }
         }
         for (size_t i = 0; i < tensors.size(); ++i) expect_all(tensors[i], 40000, values[i]);
@@ -109,7 +109,7 @@ TEST_F(CudaStreams, AProgramMayUseAndForgetMoreStreamsThanAreKnownAtOnce)
         void *stream = nullptr;
         ASSERT_EQ(cuStreamCreate(&stream, 1), 0);
         write(tensor, stream, i, i + 1);
-        ASSERT_EQ(stw_stream_forget(runtime_, stream), STW_OK) << stw_last_error();
+        ASSERT_OK(stw_stream_forget(runtime_, stream));
         ASSERT_EQ(cuStreamDestroy_v2(stream), 0);  // its work goes on, and the next has its handle
         if (HasFatalFailure()) return;
     }
@@ -117,7 +117,7 @@ TEST_F(CudaStreams, AProgramMayUseAndForgetMoreStreamsThanAreKnownAtOnce)
     expect_all(tensor, 40000, 100);
     EXPECT_EQ(wrong(), 0);
     for (void *stream : {STW_STREAM_HOST, STW_STREAM_SYNCED, STW_STREAM_LEGACY})
-        EXPECT_EQ(stw_stream_forget(runtime_, stream), STW_OK) << stw_last_error();
+        EXPECT_OK(stw_stream_forget(runtime_, stream));
 }
 
 // The streams of all threads have one handle, and this thread's is not taken for theirs.
@@ -132,8 +132,7 @@ TEST_F(CudaStreams, AThreadForgetsItsOwnStream)
         std::thread thread([&] {
             ASSERT_EQ(cuCtxSetCurrent(context_), 0);
             write(tensor, STW_STREAM_PER_THREAD, i + 1, i + 2);
-            EXPECT_EQ(stw_stream_forget(runtime_, STW_STREAM_PER_THREAD), STW_OK)
-                << stw_last_error();
+            EXPECT_OK(stw_stream_forget(runtime_, STW_STREAM_PER_THREAD));
         });
         thread.join();
         if (HasFatalFailure()) return;
@@ -154,7 +153,7 @@ TEST_F(CudaStreams, AStreamThatRecordsAGraphIsNotForgotten)
     EXPECT_NE(std::string(stw_last_error()).find("records a graph"), std::string::npos)
         << stw_last_error();
     stw_double_capture(streams_[0], 0);
-    EXPECT_EQ(stw_stream_forget(runtime_, streams_[0]), STW_OK) << stw_last_error();
+    EXPECT_OK(stw_stream_forget(runtime_, streams_[0]));
     expect_all(tensor, 40000, 1);
 }
 

@@ -16,14 +16,14 @@ protected:
     uint64_t link_bytes(uint32_t link, uint32_t device = 0) const
     {
         stw_link_stats stats = STW_LINK_STATS_INIT;
-        EXPECT_EQ(stw_link_stats_get(runtime_, link, device, &stats), STW_OK) << stw_last_error();
+        EXPECT_OK(stw_link_stats_get(runtime_, link, device, &stats));
         return stats.bytes;
     }
     uint32_t flags() const
     {
         stw_device_info info{};
         info.struct_size = sizeof info;
-        EXPECT_EQ(stw_device_info_get(runtime_, 0, &info), STW_OK) << stw_last_error();
+        EXPECT_OK(stw_device_info_get(runtime_, 0, &info));
         return info.flags;
     }
     // It leaves the device for the drive, whatever room the host tier has.
@@ -32,14 +32,14 @@ protected:
         stw_tensor *tensor = make(name, elements);
         stw_policy policy = STW_POLICY_INIT;
         policy.allowed_tiers = STW_ALLOW_DEVICE | STW_ALLOW_NVME;
-        EXPECT_EQ(stw_tensor_set_policy(tensor, &policy), STW_OK) << stw_last_error();
+        EXPECT_OK(stw_tensor_set_policy(tensor, &policy));
         return tensor;
     }
     // With nothing of it anywhere else.
     void move_to_drive(stw_tensor *tensor) const
     {
         for (const uint32_t tier : {STW_TIER_DEVICE, STW_TIER_HOST})
-            ASSERT_EQ(stw_evict(runtime_, &tensor, 1, tier, 0, 0), STW_OK) << stw_last_error();
+            ASSERT_OK(stw_evict(runtime_, &tensor, 1, tier, 0, 0));
     }
     stw_status fetch_for(stw_tensor *tensor, void *stream, uint64_t timeout_ns, stw_view *view)
     {
@@ -134,10 +134,8 @@ TEST_F(CudaUnified, BytesAndOrderAreRightWhateverIsLate)
             if (HasFatalFailure()) return;
             if (writes) values[tensor] = ++written;
             if (i % 10 == 9) {
-                ASSERT_EQ(stw_tier_set_budget(runtime_, STW_TIER_DEVICE, 0,
-                                              (5 + random() % 4) * kBlock, 0),
-                          STW_OK)
-                    << stw_last_error();
+                ASSERT_OK(stw_tier_set_budget(runtime_, STW_TIER_DEVICE, 0,
+                                              (5 + random() % 4) * kBlock, 0));
             }
         }
         if (seed % 2 == 1) {
@@ -162,11 +160,11 @@ TEST_F(CudaUnified, ATensorOfTheDeviceNeedsNoHostTier)
         spec.dtype = STW_I32;
         spec.dimensions = 1;
         spec.shape[0] = 3 * kBlock / 4;
-        ASSERT_EQ(stw_tensor_create(runtime_, &spec, 1, &tensors[i]), STW_OK) << stw_last_error();
+        ASSERT_OK(stw_tensor_create(runtime_, &spec, 1, &tensors[i]));
     }
     for (uint32_t i = 0; i < 3; ++i) {
         stw_view view;
-        ASSERT_EQ(fetch(tensors[i], STW_WRITE, streams_[i], &view), STW_OK) << stw_last_error();
+        ASSERT_OK(fetch(tensors[i], STW_WRITE, streams_[i], &view));
         stw_double_range range = {reinterpret_cast<uint64_t>(view.pointer), view.bytes, 1, 0};
         kernels_.push_back(std::make_unique<Kernel>());
         *kernels_.back() = {range.address, view.bytes / 4, true, 0, i + 1, 0};
@@ -177,7 +175,7 @@ TEST_F(CudaUnified, ATensorOfTheDeviceNeedsNoHostTier)
         };
         ASSERT_EQ(stw_double_consume(streams_[i], "writer", &range, 1, set, kernels_.back().get()),
                   0);
-        ASSERT_EQ(stw_release(&view, 1, streams_[i], 0), STW_OK) << stw_last_error();
+        ASSERT_OK(stw_release(&view, 1, streams_[i], 0));
     }
     for (uint32_t i = 0; i < 3; ++i) use(tensors[i], streams_[0], i + 1, 0, false);
     EXPECT_GE(link_bytes(STW_LINK_DEVICE_TO_NVME), 6 * kBlock);
@@ -193,10 +191,10 @@ TEST_F(CudaUnified, ASmallerBudgetGivesPagesBack)
     if (HasFatalFailure()) return;
     stw_tensor *tensor = make("t", 4 * kBlock / 4);
     stw_view view;
-    ASSERT_EQ(fetch(tensor, STW_READ_WRITE, streams_[0], &view), STW_OK) << stw_last_error();
+    ASSERT_OK(fetch(tensor, STW_READ_WRITE, streams_[0], &view));
     enqueue(view, streams_[0], 0, 6, true);
     void *there = view.pointer;
-    ASSERT_EQ(stw_release(&view, 1, streams_[0], 0), STW_OK);
+    ASSERT_OK(stw_release(&view, 1, streams_[0], 0));
     const auto pages = [there] {
         std::vector<unsigned char> resident(4 * kBlock / 4096);
         EXPECT_EQ(mincore(there, 4 * kBlock, resident.data()), 0);
@@ -205,10 +203,9 @@ TEST_F(CudaUnified, ASmallerBudgetGivesPagesBack)
         return count;
     };
     EXPECT_EQ(pages(), 4 * kBlock / 4096);
-    ASSERT_EQ(stw_tier_set_budget(runtime_, STW_TIER_DEVICE, 0, 0, 0), STW_OK) << stw_last_error();
+    ASSERT_OK(stw_tier_set_budget(runtime_, STW_TIER_DEVICE, 0, 0, 0));
     EXPECT_EQ(pages(), 0u);
-    ASSERT_EQ(stw_tier_set_budget(runtime_, STW_TIER_DEVICE, 0, 8 * kBlock, 0), STW_OK)
-        << stw_last_error();
+    ASSERT_OK(stw_tier_set_budget(runtime_, STW_TIER_DEVICE, 0, 8 * kBlock, 0));
     use(tensor, streams_[1], 6, 0, false);
     end_streams();
 }

@@ -85,7 +85,7 @@ TEST_F(DeviceFailures, AGroupThatNcclRefusesSaysWhy)
         expect_said({"NCCL refused rank 0", "unhandled system error"});
         EXPECT_EQ(rank.group, nullptr);
         // That was one time.
-        ASSERT_EQ(rank.join(), STW_OK) << stw_last_error();
+        ASSERT_OK(rank.join());
         rank.end();
     });
 }
@@ -97,7 +97,7 @@ TEST_F(DeviceFailures, ADriverThatRefusesMemorySaysItsErrorByName)
         ASSERT_EQ(stw_double_fail("cuMemAlloc_v2", 1, 2), 0);
         EXPECT_EQ(rank.join(), STW_ERROR_MEMORY);
         expect_said({"CUDA_ERROR_OUT_OF_MEMORY (2, out of memory)"});
-        ASSERT_EQ(rank.join(), STW_OK) << stw_last_error();
+        ASSERT_OK(rank.join());
         rank.end();
     });
 }
@@ -140,7 +140,7 @@ TEST_F(DeviceFailures, AnErrorAtAnyPlaceIsTypedAndLeavesNothing)
                 status = rank.try_fetch(tensor, STW_READ, STW_WHOLE, rank.streams[0], &view);
                 if (status != STW_OK) break;
                 rank.work_on(view, rank.streams[0], Does::kCompare, value);
-                EXPECT_EQ(stw_release(&view, 1, rank.streams[0], 0), STW_OK);
+                EXPECT_OK(stw_release(&view, 1, rank.streams[0], 0));
             }
             EXPECT_TRUE(status == STW_OK || status == STW_ERROR_PEER) << stw_last_error();
             rank.end();
@@ -159,8 +159,7 @@ TEST_F(DeviceFailures, ADeviceThatIsLostIsToldOnAllRanks)
         stw_tensor *tensor = written(rank, "t", 100'000);
         rank.use(tensor, STW_READ, STW_WHOLE, rank.streams[0], Does::kCompare, value);
         stw_tensor *safe = written(rank, "safe", 100'000);
-        ASSERT_EQ(stw_evict(rank.runtime, &safe, 1, STW_TIER_DEVICE, 0, 0), STW_OK)
-            << stw_last_error();
+        ASSERT_OK(stw_evict(rank.runtime, &safe, 1, STW_TIER_DEVICE, 0, 0));
         for (void *stream : rank.streams) ASSERT_EQ(cuStreamSynchronize(stream), 0);
         const bool breaks = rank.rank == 0;
         if (breaks) stw_double_break(0, 700);
@@ -177,13 +176,13 @@ TEST_F(DeviceFailures, ADeviceThatIsLostIsToldOnAllRanks)
         request.tensor = safe;
         request.scope = STW_SHARD;
         request.tier = STW_TIER_HOST;
-        ASSERT_EQ(stw_fetch(rank.runtime, nullptr, &request, 1, &view), STW_OK) << stw_last_error();
+        ASSERT_OK(stw_fetch(rank.runtime, nullptr, &request, 1, &view));
         const auto *floats = static_cast<const float *>(view.pointer);
         for (uint64_t i = 0; i < view.element_count; ++i)
             ASSERT_EQ(floats[i], value(view.element_begin + i));
-        EXPECT_EQ(stw_release(&view, 1, STW_STREAM_HOST, 0), STW_OK);
-        EXPECT_EQ(stw_runtime_close(rank.runtime, 0, 0), STW_OK) << stw_last_error();
-        EXPECT_EQ(stw_group_destroy(rank.group), STW_OK) << stw_last_error();
+        EXPECT_OK(stw_release(&view, 1, STW_STREAM_HOST, 0));
+        EXPECT_OK(stw_runtime_close(rank.runtime, 0, 0));
+        EXPECT_OK(stw_group_destroy(rank.group));
         EXPECT_EQ(stw_nccl_double_leaks(), 0u);
     });
 }

@@ -28,14 +28,12 @@ void expect_served(Rank &rank, stw_tensor *tensor, uint32_t salt, bool absent)
 {
     void *stream = rank.streams[1];
     stw_view view = {};
-    ASSERT_EQ(
-        rank.try_fetch(tensor, STW_READ, STW_WHOLE, stream, &view, absent ? STW_FETCH_ABSENT : 0),
-        STW_OK)
-        << stw_last_error();
+    ASSERT_OK(
+        rank.try_fetch(tensor, STW_READ, STW_WHOLE, stream, &view, absent ? STW_FETCH_ABSENT : 0));
     EXPECT_EQ(view.pointer == nullptr, absent);
     EXPECT_EQ(view.element_count == 0, absent);
     if (!absent) rank.work_on(view, stream, Does::kCompare, values(salt));
-    EXPECT_EQ(stw_release(&view, 1, stream, 0), STW_OK) << stw_last_error();
+    EXPECT_OK(stw_release(&view, 1, stream, 0));
 }
 
 void expect_order(Rank &rank, stw_status status, std::initializer_list<const char *> parts)
@@ -62,7 +60,7 @@ TEST_P(DeviceOrder, AnAbsentRankServesTheOthers)
             }
             expect_served(rank, tensor, salt, true);
             for (void *stream : rank.streams) ASSERT_EQ(cuStreamSynchronize(stream), 0);
-            ASSERT_EQ(stw_tensor_destroy(&tensor, 1), STW_OK) << stw_last_error();
+            ASSERT_OK(stw_tensor_destroy(&tensor, 1));
         }
         rank.end();
     });
@@ -115,8 +113,8 @@ TEST_F(DeviceOrder, CollectivesGoOnWhileAGraphIsRecorded)
         void *recorded = nullptr;
         ASSERT_EQ(cuStreamCreate(&recorded, 1), 0);
         stw_double_capture(recorded, 1);
-        ASSERT_EQ(rank.join(), STW_OK) << stw_last_error();
-        ASSERT_EQ(rank.try_open(24, kBucketBlocks + 24 + 48), STW_OK) << stw_last_error();
+        ASSERT_OK(rank.join());
+        ASSERT_OK(rank.try_open(24, kBucketBlocks + 24 + 48));
         stw_tensor *tensor = written(rank, "w", 20'000, 1);
         rank.use(tensor, STW_READ, STW_WHOLE, rank.streams[1], Does::kCompare, values(1));
         EXPECT_EQ(stw_double_violations(), 0u);

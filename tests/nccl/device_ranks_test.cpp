@@ -156,8 +156,7 @@ TEST_F(Ranks, EachRankHasTheDeviceThatItNames)
     run(2, [](Rank &rank) {
         rank.program_device = rank.group_device = static_cast<int32_t>(rank.rank);
         rank.begin("devices=2");
-        ASSERT_EQ(rank.try_open(24, kBucketBlocks + 72, rank.group_device), STW_OK)
-            << stw_last_error();
+        ASSERT_OK(rank.try_open(24, kBucketBlocks + 72, rank.group_device));
         stw_tensor *tensor = rank.make("t", 100'000, STW_ROLE_PARAM);
         rank.use(tensor, STW_WRITE, STW_SHARD, rank.streams[0], Does::kSet, values(1));
         rank.use(tensor, STW_READ, STW_WHOLE, rank.streams[1], Does::kCompare, values(1));
@@ -238,9 +237,7 @@ TEST_F(Ranks, MemoryIsRegisteredWhereThatIsAskedForInOneHandle)
                 rank.block_bytes = block;
                 rank.device_options = arena;
                 rank.begin(seed_of(rank, 5));
-                ASSERT_EQ(rank.try_open((uint64_t{8} << 20) / block, (uint64_t{40} << 20) / block),
-                          STW_OK)
-                    << stw_last_error();
+                ASSERT_OK(rank.try_open((uint64_t{8} << 20) / block, (uint64_t{40} << 20) / block));
                 EXPECT_EQ(gathers_in_registered(rank) > 0, asked);
                 EXPECT_EQ(stw_nccl_double_calls("ncclCommRegister"), asked ? 1u : 0u);
                 if (asked && block == STW_BLOCK_2M) {

@@ -123,12 +123,12 @@ public:
         hyper.lr = 0.5;
         entry.parameter = parameter_ = rank.make("p", kElements, STW_ROLE_PARAM);
         entry.gradient = gradient_ = rank.make("g", kElements, STW_ROLE_GRAD);
-        EXPECT_EQ(stw_optimizer_create(rank.runtime, &options, &optimizer_), STW_OK);
-        EXPECT_EQ(stw_optimizer_set_hyper(optimizer_, 0, &hyper), STW_OK);
-        EXPECT_EQ(stw_optimizer_add(optimizer_, &entry, 1), STW_OK) << stw_last_error();
+        EXPECT_OK(stw_optimizer_create(rank.runtime, &options, &optimizer_));
+        EXPECT_OK(stw_optimizer_set_hyper(optimizer_, 0, &hyper));
+        EXPECT_OK(stw_optimizer_add(optimizer_, &entry, 1));
         rank.use(parameter_, STW_WRITE, STW_SHARD, rank.streams[0], Does::kSet, parameter);
     }
-    ~Trainer() { EXPECT_EQ(stw_optimizer_destroy(optimizer_), STW_OK); }
+    ~Trainer() { EXPECT_OK(stw_optimizer_destroy(optimizer_)); }
     Trainer(const Trainer &) = delete;
     Trainer &operator=(const Trainer &) = delete;
 
@@ -174,12 +174,12 @@ TEST_P(DeviceSums, AnOptimizerStepsByTheNormOfAllRanks)
             stw_update_result result = STW_UPDATE_RESULT_INIT;
             const double norm = norm_of(rank.size);
             trainer.add(rank.rank);
-            ASSERT_EQ(trainer.step(2 * norm, &result), STW_OK) << stw_last_error();
+            ASSERT_OK(trainer.step(2 * norm, &result));
             EXPECT_DOUBLE_EQ(result.norm, norm);
             EXPECT_EQ(result.clip_coefficient, 1.0);
             trainer.expect_parameters([&](uint64_t i) { return updated(rank.size, i); });
             trainer.add(rank.rank);
-            ASSERT_EQ(trainer.step(norm / 4, &result), STW_OK) << stw_last_error();
+            ASSERT_OK(trainer.step(norm / 4, &result));
             EXPECT_DOUBLE_EQ(result.clip_coefficient, norm / 4 / (result.norm + 1e-6));
         }
         rank.end();
@@ -214,9 +214,9 @@ TEST_F(DeviceSums, ReplicasSumOverBothGroups)
         rank.begin_alone(seed_of(rank, 5));
         const uint32_t node = rank.rank / 2, place = rank.rank % 2;
         const auto part = [](uint32_t number) { return static_cast<char>(number); };
-        ASSERT_EQ(rank.join(place, 2, part(1 + node), &rank.group), STW_OK) << stw_last_error();
-        ASSERT_EQ(rank.join(node, 2, part(4 + place), &rank.replicas), STW_OK) << stw_last_error();
-        ASSERT_EQ(rank.try_open(24, kBucketBlocks + 24 + 128), STW_OK) << stw_last_error();
+        ASSERT_OK(rank.join(place, 2, part(1 + node), &rank.group));
+        ASSERT_OK(rank.join(node, 2, part(4 + place), &rank.replicas));
+        ASSERT_OK(rank.try_open(24, kBucketBlocks + 24 + 128));
         stw_tensor *large = rank.make("large", 1'200'000, STW_ROLE_GRAD);
         stw_tensor *all = rank.make("all", 999, STW_ROLE_GRAD, STW_PARTITION_REPLICATED);
         for (stw_tensor *tensor : {large, all})
@@ -231,7 +231,7 @@ TEST_F(DeviceSums, ReplicasSumOverBothGroups)
             Trainer trainer(rank);
             stw_update_result result = STW_UPDATE_RESULT_INIT;
             trainer.add(rank.rank);
-            ASSERT_EQ(trainer.step(0, &result), STW_OK) << stw_last_error();
+            ASSERT_OK(trainer.step(0, &result));
             EXPECT_DOUBLE_EQ(result.norm, norm_of(4));
             trainer.expect_parameters([](uint64_t i) { return updated(4, i); });
             // Of one rank: both groups hear of it.

@@ -72,12 +72,12 @@ TEST_P(LentCommunicator, GathersAndSumsAndStaysTheProgramsOwn)
         rank.use(gradient, STW_READ, STW_SHARD, rank.streams[1], Does::kCompare, sum);
         EXPECT_GT(stw_nccl_double_in_registered(), 0u);
         for (void *stream : rank.streams) ASSERT_EQ(cuStreamSynchronize(stream), 0);
-        ASSERT_EQ(stw_runtime_close(rank.runtime, 0, 0), STW_OK) << stw_last_error();
+        ASSERT_OK(stw_runtime_close(rank.runtime, 0, 0));
         rank.runtime = nullptr;
-        ASSERT_EQ(stw_group_destroy(rank.group), STW_OK) << stw_last_error();
+        ASSERT_OK(stw_group_destroy(rank.group));
         expect_sum_of_ranks(rank);
         // And another group can be made over it, one at a time.
-        ASSERT_EQ(rank.join(), STW_OK) << stw_last_error();
+        ASSERT_OK(rank.join());
         stw_group *second = nullptr;
         EXPECT_EQ(rank.join(rank.rank, rank.size, 0, &second), STW_ERROR_BUSY);
         EXPECT_NE(std::strstr(stw_last_error(), "options.nccl_comm is lent to another group"),
@@ -98,9 +98,9 @@ TEST_F(LentCommunicator, OneThatIsStillBeingMadeIsWaitedFor)
     run(2, [](Rank &rank) {
         rank.begin_alone("");
         rank.make_communicator(false);
-        ASSERT_EQ(rank.join(), STW_OK) << stw_last_error();
+        ASSERT_OK(rank.join());
         uint32_t number = 9, size = 9;
-        EXPECT_EQ(stw_group_rank(rank.group, &number, &size), STW_OK);
+        EXPECT_OK(stw_group_rank(rank.group, &number, &size));
         EXPECT_EQ(number, rank.rank);
         EXPECT_EQ(size, rank.size);
         rank.end();
@@ -148,9 +148,9 @@ TEST_F(LentCommunicator, WhatTheProgramSaysOfItIsWhatItIs)
         options.device_ordinal = 0;
         // Nothing said is nothing wrong, and what was refused has done no harm.
         options.rank = options.size = 0;
-        ASSERT_EQ(stw_group_create(&options, &rank.group), STW_OK) << stw_last_error();
+        ASSERT_OK(stw_group_create(&options, &rank.group));
         uint32_t number = 9, size = 9;
-        EXPECT_EQ(stw_group_rank(rank.group, &number, &size), STW_OK);
+        EXPECT_OK(stw_group_rank(rank.group, &number, &size));
         EXPECT_EQ(number, rank.rank);
         EXPECT_EQ(size, 2u);
         rank.end();

@@ -7,6 +7,7 @@
 #include "tests/cuda/double/control.h"
 #include "tests/cuda/program_calls.h"
 #include "tests/nccl/double/control.h"
+#include "tests/support/expect.h"
 
 #include <stepwell/stepwell.h>
 
@@ -150,7 +151,7 @@ public:
     {
         begin_alone(double_options);
         if (lends) make_communicator(true);
-        ASSERT_EQ(join(), STW_OK) << stw_last_error();
+        ASSERT_OK(join());
     }
     // One of the program's own, which the group is made over.
     void make_communicator(bool blocking)
@@ -212,8 +213,7 @@ public:
     void open(const std::string &double_options, uint64_t whole_blocks, uint64_t own_blocks)
     {
         begin(double_options);
-        ASSERT_EQ(try_open(whole_blocks, kBucketBlocks + whole_blocks + own_blocks), STW_OK)
-            << stw_last_error();
+        ASSERT_OK(try_open(whole_blocks, kBucketBlocks + whole_blocks + own_blocks));
     }
     void end(stw_status closes = STW_OK)
     {
@@ -222,10 +222,10 @@ public:
             EXPECT_EQ(stw_runtime_close(runtime, 0, 0), closes) << stw_last_error();
         }
         if (group != nullptr) {
-            EXPECT_EQ(stw_group_destroy(group), STW_OK) << stw_last_error();
+            EXPECT_OK(stw_group_destroy(group));
         }
         if (replicas != nullptr) {
-            EXPECT_EQ(stw_group_destroy(replicas), STW_OK) << stw_last_error();
+            EXPECT_OK(stw_group_destroy(replicas));
         }
         // Who lent it still has it.
         if (communicator != nullptr) {
@@ -251,7 +251,7 @@ public:
         spec.dimensions = 1;
         spec.shape[0] = elements;
         stw_tensor *tensor = nullptr;
-        EXPECT_EQ(stw_tensor_create(runtime, &spec, 1, &tensor), STW_OK) << stw_last_error();
+        EXPECT_OK(stw_tensor_create(runtime, &spec, 1, &tensor));
         dtypes_[tensor] = dtype;
         return tensor;
     }
@@ -274,10 +274,9 @@ public:
              const std::function<float(uint64_t)> &value, uint32_t flags = 0, uint32_t dtype = 0)
     {
         stw_view view = {};
-        ASSERT_EQ(try_fetch(tensor, access, scope, stream, &view, 0, dtype), STW_OK)
-            << stw_last_error();
+        ASSERT_OK(try_fetch(tensor, access, scope, stream, &view, 0, dtype));
         if (view.element_count != 0) work_on(view, stream, does, value, dtype);
-        ASSERT_EQ(stw_release(&view, 1, stream, flags), STW_OK) << stw_last_error();
+        ASSERT_OK(stw_release(&view, 1, stream, flags));
     }
     void work_on(const stw_view &view, void *stream, Kernel::Does does,
                  const std::function<float(uint64_t)> &value, uint32_t dtype = 0)

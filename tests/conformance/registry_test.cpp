@@ -27,6 +27,12 @@ std::string refusal(const stw_collective_ops &ops)
     return check(&ops, &error) == STW_ERROR_INVALID ? error.sentence : "";
 }
 
+template <class Ops> void expect_refused(const Ops &ops, const char *words)
+{
+    const std::string said = refusal(ops);
+    EXPECT_NE(said.find(words), std::string::npos) << "'" << words << "' is not in: " << said;
+}
+
 // Complete, and never called.
 stw_collective_ops collective_table()
 {
@@ -73,51 +79,46 @@ TEST(Registry, LyingTableIsRefused)
 {
     stw_memory_ops memory = *memory_driver("cpu");
     memory.home = nullptr;
-    EXPECT_NE(refusal(memory).find("has 3 of its 4"), std::string::npos);
+    expect_refused(memory, "has 3 of its 4");
     memory = *memory_driver("host");
     memory.capabilities |= STW_MEMORY_CAN_MAP;
-    EXPECT_NE(refusal(memory).find("announces STW_MEMORY_CAN_MAP"), std::string::npos);
+    expect_refused(memory, "announces STW_MEMORY_CAN_MAP");
     memory.capabilities = STW_MEMORY_STREAMS | STW_MEMORY_CAN_SHRINK;
-    EXPECT_NE(refusal(memory).find("announces STW_MEMORY_STREAMS and has 0 of its 8"),
-              std::string::npos);
+    expect_refused(memory, "announces STW_MEMORY_STREAMS and has 0 of its 8");
     memory.capabilities = STW_MEMORY_UPDATES | STW_MEMORY_CAN_SHRINK;
-    EXPECT_NE(refusal(memory).find("announces STW_MEMORY_UPDATES and has 0 of its 6"),
-              std::string::npos);
+    expect_refused(memory, "announces STW_MEMORY_UPDATES and has 0 of its 6");
     memory = *memory_driver("host");
     memory.capabilities |= STW_MEMORY_CAN_SHOW;
-    EXPECT_NE(refusal(memory).find("announces STW_MEMORY_CAN_SHOW and has 0 of its 3"),
-              std::string::npos);
+    expect_refused(memory, "announces STW_MEMORY_CAN_SHOW and has 0 of its 3");
     memory = *memory_driver("host");
     memory.capabilities |= STW_MEMORY_MAY_SHARE;
-    EXPECT_NE(refusal(memory).find("announces STW_MEMORY_MAY_SHARE and lacks"), std::string::npos);
+    expect_refused(memory, "announces STW_MEMORY_MAY_SHARE and lacks");
     memory.shares_host = [](const stw_memory_options *, uint32_t *) -> stw_status {
         return STW_OK;
     };
-    EXPECT_NE(refusal(memory).find("without streams"), std::string::npos);
+    expect_refused(memory, "without streams");
     memory = *memory_driver("host");
     memory.capabilities |= STW_MEMORY_CAN_FORGET;
-    EXPECT_NE(refusal(memory).find("announces STW_MEMORY_CAN_FORGET and lacks"), std::string::npos);
+    expect_refused(memory, "announces STW_MEMORY_CAN_FORGET and lacks");
     memory = *memory_driver("host");
     memory.capabilities |= STW_MEMORY_SAYS_WHY;
-    EXPECT_NE(refusal(memory).find("announces STW_MEMORY_SAYS_WHY and has 0 of its 2"),
-              std::string::npos);
+    expect_refused(memory, "announces STW_MEMORY_SAYS_WHY and has 0 of its 2");
     memory = *memory_driver("cpu");
     memory.map_as = nullptr;
-    EXPECT_NE(refusal(memory).find("announces STW_MEMORY_CAN_PROTECT and lacks"),
-              std::string::npos);
+    expect_refused(memory, "announces STW_MEMORY_CAN_PROTECT and lacks");
     memory = *memory_driver("host");
     memory.capabilities |= STW_MEMORY_CAN_PROTECT;
     memory.map_as = memory_driver("cpu")->map_as;
-    EXPECT_NE(refusal(memory).find("without STW_MEMORY_CAN_MAP"), std::string::npos);
+    expect_refused(memory, "without STW_MEMORY_CAN_MAP");
     memory = *memory_driver("cpu");
     memory.capabilities &= ~uint64_t{STW_MEMORY_CAN_MAP};
-    EXPECT_NE(refusal(memory).find("does not announce"), std::string::npos);
+    expect_refused(memory, "does not announce");
     memory = *memory_driver("host");
     memory.take_back = nullptr;
-    EXPECT_NE(refusal(memory).find("has 1 of its 2"), std::string::npos);
+    expect_refused(memory, "has 1 of its 2");
     memory = *memory_driver("cpu");
     memory.capabilities |= uint64_t{1} << 63;
-    EXPECT_NE(refusal(memory).find("0x8000000000000000"), std::string::npos);
+    expect_refused(memory, "0x8000000000000000");
     memory = *memory_driver("cpu");
     memory.copy = nullptr;
     EXPECT_NE(refusal(memory), "");
@@ -128,38 +129,37 @@ TEST(Registry, CollectiveTableThatLiesIsRefused)
     stw_collective_ops ops = collective_table();
     EXPECT_EQ(check(&ops, nullptr), STW_OK);
     ops.split = nullptr;
-    EXPECT_NE(refusal(ops).find("announces STW_COLLECTIVE_CAN_SPLIT and lacks"), std::string::npos);
+    expect_refused(ops, "announces STW_COLLECTIVE_CAN_SPLIT and lacks");
     ops = collective_table();
     ops.missing = nullptr;
-    EXPECT_NE(refusal(ops).find("announces STW_COLLECTIVE_NAMES_MISSING"), std::string::npos);
+    expect_refused(ops, "announces STW_COLLECTIVE_NAMES_MISSING");
     ops = collective_table();
     ops.capabilities &= ~uint64_t{STW_COLLECTIVE_CAN_ABORT};
-    EXPECT_NE(refusal(ops).find("does not announce STW_COLLECTIVE_CAN_ABORT and has"),
-              std::string::npos);
+    expect_refused(ops, "does not announce STW_COLLECTIVE_CAN_ABORT and has");
     ops = collective_table();
     ops.capabilities &= ~uint64_t{STW_COLLECTIVE_HOST};
-    EXPECT_NE(refusal(ops).find("takes no memory"), std::string::npos);
+    expect_refused(ops, "takes no memory");
     ops.capabilities |= STW_COLLECTIVE_DEVICE;
     EXPECT_EQ(refusal(ops), "");
     ops.exchange = nullptr;
-    EXPECT_NE(refusal(ops).find("lacks an operation"), std::string::npos);
+    expect_refused(ops, "lacks an operation");
     ops = collective_table();
     ops.capabilities |= uint64_t{1} << 40;
-    EXPECT_NE(refusal(ops).find("0x10000000000"), std::string::npos);
+    expect_refused(ops, "0x10000000000");
     ops = collective_table();
     ops.abi = STW_DRIVER_ABI + 1;
-    EXPECT_NE(refusal(ops).find("ABI 1"), std::string::npos);
+    expect_refused(ops, "ABI 1");
 }
 
 TEST(Registry, CollectiveTableMayEndAtClose)
 {
     stw_collective_ops ops = collective_table();
     ops.struct_size = offsetof(stw_collective_ops, split);
-    EXPECT_NE(refusal(ops).find("announces STW_COLLECTIVE_CAN_SPLIT and lacks"), std::string::npos);
+    expect_refused(ops, "announces STW_COLLECTIVE_CAN_SPLIT and lacks");
     ops.capabilities = STW_COLLECTIVE_HOST;
     EXPECT_EQ(check(&ops, nullptr), STW_OK);
     ops.struct_size = offsetof(stw_collective_ops, close);
-    EXPECT_NE(refusal(ops).find("at least 88, up to the operation 'close'"), std::string::npos);
+    expect_refused(ops, "at least 88, up to the operation 'close'");
 }
 
 TEST(Registry, TableOfAnotherAbiIsRefused)
@@ -167,10 +167,10 @@ TEST(Registry, TableOfAnotherAbiIsRefused)
     stw_storage_ops storage = *storage_driver("aio");
     EXPECT_EQ(refusal(storage), "");
     storage.abi = STW_DRIVER_ABI + 1;
-    EXPECT_NE(refusal(storage).find("ABI 1"), std::string::npos);
+    expect_refused(storage, "ABI 1");
     storage = *storage_driver("aio");
     storage.wake = nullptr;
-    EXPECT_NE(refusal(storage).find("aio"), std::string::npos);
+    expect_refused(storage, "aio");
     storage = *storage_driver("aio");
     storage.name = "";
     EXPECT_NE(refusal(storage), "");
@@ -182,22 +182,21 @@ TEST(Registry, TableThatEndsEarlierHasNoMoreOperations)
 {
     stw_storage_ops storage = *storage_driver("aio");
     storage.struct_size = offsetof(stw_storage_ops, give_back);
-    EXPECT_NE(refusal(storage).find("announces CAN_SHRINK and has 0 of its 2"), std::string::npos);
+    expect_refused(storage, "announces CAN_SHRINK and has 0 of its 2");
     storage.capabilities &= ~uint64_t{STW_STORAGE_CAN_SHRINK};
     EXPECT_EQ(check(&storage, nullptr), STW_OK);
     stw_memory_ops memory = *memory_driver("cpu");
     memory.struct_size = offsetof(stw_memory_ops, map_as);
-    EXPECT_NE(refusal(memory).find("announces STW_MEMORY_CAN_PROTECT and lacks"),
-              std::string::npos);
+    expect_refused(memory, "announces STW_MEMORY_CAN_PROTECT and lacks");
     memory.capabilities &= ~uint64_t{STW_MEMORY_CAN_PROTECT};
     EXPECT_EQ(check(&memory, nullptr), STW_OK);
     memory.struct_size = offsetof(stw_memory_ops, take_back);
-    EXPECT_NE(refusal(memory).find("has 1 of its 2"), std::string::npos);
+    expect_refused(memory, "has 1 of its 2");
     memory.struct_size = offsetof(stw_memory_ops, give_back);
     memory.capabilities &= ~uint64_t{STW_MEMORY_CAN_SHRINK};
     EXPECT_EQ(check(&memory, nullptr), STW_OK);
     memory.struct_size = offsetof(stw_memory_ops, home);
-    EXPECT_NE(refusal(memory).find("has 3 of its 4"), std::string::npos);
+    expect_refused(memory, "has 3 of its 4");
     memory.struct_size = offsetof(stw_memory_ops, reserve_address);
     memory.capabilities = STW_MEMORY_HOST_ACCESS;
     EXPECT_EQ(check(&memory, nullptr), STW_OK);
@@ -207,14 +206,14 @@ TEST(Registry, TableWithoutWhatEveryTableHasIsRefused)
 {
     stw_storage_ops storage = *storage_driver("aio");
     storage.struct_size = offsetof(stw_storage_ops, close);
-    EXPECT_NE(refusal(storage).find("at least 80, up to the operation 'close'"), std::string::npos);
+    expect_refused(storage, "at least 80, up to the operation 'close'");
     storage.struct_size = 0;
-    EXPECT_NE(refusal(storage).find("a table of 0 bytes"), std::string::npos);
+    expect_refused(storage, "a table of 0 bytes");
     storage.struct_size = sizeof storage - 4;
-    EXPECT_NE(refusal(storage).find("whole members"), std::string::npos);
+    expect_refused(storage, "whole members");
     stw_memory_ops memory = *memory_driver("cpu");
     memory.struct_size = offsetof(stw_memory_ops, close);
-    EXPECT_NE(refusal(memory).find("at least 64, up to the operation 'close'"), std::string::npos);
+    expect_refused(memory, "at least 64, up to the operation 'close'");
 }
 
 // A bit that must not be overlooked comes with another ABI; in a table that ends where ours does,
@@ -226,11 +225,11 @@ TEST(Registry, TableThatGoesOnMayAnnounceWhatComesThere)
         void *later[2];
     } memory = {*memory_driver("host"), {nullptr, nullptr}};
     memory.ops.capabilities |= uint64_t{1} << 40;
-    EXPECT_NE(refusal(memory.ops).find("0x10000000000"), std::string::npos);
+    expect_refused(memory.ops, "0x10000000000");
     memory.ops.struct_size = sizeof memory;
     EXPECT_EQ(check(&memory.ops, nullptr), STW_OK);
     memory.ops.copy = nullptr;
-    EXPECT_NE(refusal(memory.ops).find("lacks an operation"), std::string::npos);
+    expect_refused(memory.ops, "lacks an operation");
 }
 
 }  // namespace

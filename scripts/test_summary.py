@@ -33,11 +33,6 @@ UNITTEST_SKIP = re.compile(
 SLOWEST = 10  # tests and targets that are listed
 
 
-def last_number(pattern, text):
-    found = pattern.findall(text)
-    return int(found[-1]) if found else 0
-
-
 def skipped_cases(text):
     """Yield (case, reason) of every case that GoogleTest or cmocka skipped."""
     said = None  # what the running case printed; None between cases

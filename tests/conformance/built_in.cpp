@@ -2,8 +2,6 @@
 // The suite of all drivers, run against those that are built in.
 #include "tests/conformance/support.h"
 
-#include <algorithm>
-
 namespace conformance {
 
 using stepwell::drivers::memory_driver;

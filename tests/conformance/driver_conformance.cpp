@@ -4,7 +4,6 @@
 #include "tests/conformance/support.h"
 
 #include <algorithm>
-#include <climits>
 #include <cstdio>
 #include <filesystem>
 

@@ -11,7 +11,6 @@ extern "C" {
 #include <cstring>
 #include <new>
 #include <string>
-#include <vector>
 
 namespace {
 

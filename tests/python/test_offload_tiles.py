@@ -5,7 +5,6 @@ Where bits are compared all values are small integers, whose sums are exact in a
 where PyTorch is not installed.
 """
 import copy
-import importlib.util
 import os
 import pickle
 import unittest

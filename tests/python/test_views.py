@@ -2,7 +2,6 @@
 """Views: what they show, and that what was made from them is a pin as long as it lives."""
 import ctypes
 import gc
-import unittest
 
 import stepwell
 import support

@@ -3,8 +3,6 @@
 // are over.
 #include "tests/ranks/rank.h"
 
-#include <algorithm>
-
 namespace stepwell::ranks {
 namespace {
 

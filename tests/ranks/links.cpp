@@ -9,8 +9,7 @@ namespace stepwell::ranks {
 Links::Links(const Setups &setups, uint32_t ranks) : setups_(setups)
 {
     for (uint32_t kind = 0; kind < kLinkKinds; ++kind) {
-        counts_[kind] = (ranks + setups[kind].sharers - 1) / setups[kind].sharers;
-        instances_[kind].resize(counts_[kind]);
+        instances_[kind].resize((ranks + setups[kind].sharers - 1) / setups[kind].sharers);
     }
 }
 

@@ -42,7 +42,6 @@ public:
 
     [[nodiscard]] uint32_t rank_of(uint32_t job) const { return jobs_[job].rank; }
     [[nodiscard]] TransferId transfer_of(uint32_t job) const { return jobs_[job].transfer; }
-    [[nodiscard]] uint32_t instances(LinkKind kind) const { return counts_[kind]; }
     [[nodiscard]] uint32_t instance_of(LinkKind kind, uint32_t rank) const
     {
         return rank / setups_[kind].sharers;
@@ -73,7 +72,6 @@ private:
                std::vector<Moved> *started);
 
     const Setups setups_;
-    std::array<uint32_t, kLinkKinds> counts_{};
     std::array<std::vector<Instance>, kLinkKinds> instances_;
     std::vector<Job> jobs_;
     std::vector<uint32_t> free_jobs_;

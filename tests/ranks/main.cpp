@@ -7,7 +7,6 @@
 // compares the hashes of what happened. --plants plants each bug in turn, and each must be found.
 #include "tests/ranks/support.h"
 
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

@@ -17,7 +17,6 @@ struct Sent {
     Image torn{};   // what the target holds until the end
     uint32_t job = 0;
     uint64_t deaths = 0;  // of the pack's contents, when it began
-    bool stalled = false;
     stw_status fails = STW_OK;
 };
 

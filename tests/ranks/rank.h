@@ -79,7 +79,6 @@ private:
     void answered(Pending &pending, const Status &status);
     Pending take_pending(FetchId id);
     void check_now();
-    void fill_tensors();
     void create(uint32_t index);
 
     // calls.cpp: what lanes ask of the core

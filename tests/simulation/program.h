@@ -159,7 +159,6 @@ private:
     schedule::Lookahead *asking_ = nullptr;        // whose hint is being asked
     uint32_t phase_ = schedule::kNoPhase;          // of the open step
     uint32_t created_ = 0;
-    uint32_t agreed_alive_ = 0;
     std::map<FetchId, ModelFetch> fetches_;
     std::vector<View> views_;
     Sleepers sleepers_;

@@ -4,7 +4,6 @@
 // whole.
 #include "actor.h"
 
-#include <algorithm>
 #include <cstring>
 
 namespace stress {

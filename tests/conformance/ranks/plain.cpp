@@ -4,7 +4,6 @@
 #include <stepwell/types.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>

@@ -4,7 +4,6 @@
 #include "model.h"
 
 #include <atomic>
-#include <set>
 
 namespace stepwell::update::test {
 namespace {

@@ -2,7 +2,6 @@
 // A file appears whole or not at all, and a directory after a failure is as it was before.
 #include "lib/report/file.h"
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/fsuid.h>

@@ -5,8 +5,6 @@
 
 #include "tests/unit/report/report_support.h"
 
-#include <map>
-
 namespace stepwell::report {
 namespace {
 

@@ -9,7 +9,6 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <semaphore>
 #include <thread>
 #include <vector>

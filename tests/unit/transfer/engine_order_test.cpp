@@ -3,7 +3,6 @@
 #include "tests/unit/transfer/rig.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 namespace stepwell::testing {

@@ -4,7 +4,6 @@
 // it. tests/python compares with PyTorch itself.
 #include "tests/unit/update/kernels_support.h"
 
-#include <algorithm>
 #include <cstring>
 #include <string_view>
 

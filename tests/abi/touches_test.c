@@ -194,9 +194,8 @@ TEST(what_is_written_beside_open_views_that_read_is_kept)
 static stw_tensor *tensor_without_address(stw_runtime *runtime, const char *name, float first)
 {
     stw_tensor_spec spec = spec_f32(name, ELEMENTS);
-    stw_tensor *tensor;
     spec.flags = STW_TENSOR_NO_ADDRESS;
-    tensor = tensor_make(runtime, &spec);
+    stw_tensor *tensor = tensor_make(runtime, &spec);
     tensor_fill_sequence(tensor, ELEMENTS, first);
     return tensor;
 }
@@ -204,17 +203,15 @@ static stw_tensor *tensor_without_address(stw_runtime *runtime, const char *name
 /* Of some no address is asked for: they use the same memory in turn with those that are guarded. */
 TEST(tensors_without_an_address_share_the_memory_of_those_that_have_one)
 {
-    machine wanted = machine_touched();
-    stw_runtime *runtime = machine_open(&wanted);
+    stw_runtime *runtime = machine_open_as(machine_touched());
     stw_tensor *tensors[TENSORS], *plain[TENSORS];
     float *addresses[TENSORS];
     stw_tensor_spec spec = spec_f32("both", ELEMENTS);
     uint64_t bytes;
     char name[16];
     void *pointer;
-    int i, at, round;
     make_all(runtime, tensors, addresses);
-    for (i = 0; i < TENSORS; ++i) {
+    for (int i = 0; i < TENSORS; ++i) {
         snprintf(name, sizeof name, "plain%d", i);
         plain[i] = tensor_without_address(runtime, name, (float)(-i * 1000));
     }
@@ -222,14 +219,14 @@ TEST(tensors_without_an_address_share_the_memory_of_those_that_have_one)
           "'plain0' was created with STW_TENSOR_NO_ADDRESS");
     spec.flags = STW_TENSOR_NO_ADDRESS | STW_TENSOR_FIXED_ADDRESS;
     fails(stw_tensor_create(runtime, &spec, 1, &plain[0]), STW_ERROR_INVALID, "exclude each other");
-    for (round = 0; round < 4; ++round)
-        for (i = 0; i < TENSORS; ++i) {
+    for (int round = 0; round < 4; ++round)
+        for (int i = 0; i < TENSORS; ++i) {
             stw_view view = view_get(runtime, plain[i], STW_READ_WRITE);
             assert_true(has_sequence(view.pointer, (float)(-i * 1000 + round)));
-            for (at = 0; at < ELEMENTS; ++at) ((float *)view.pointer)[at] += 1.0F;
+            for (int at = 0; at < ELEMENTS; ++at) ((float *)view.pointer)[at] += 1.0F;
             view_put(&view);
             assert_true(has_sequence(addresses[i], (float)(i * 1000 + round)));
-            for (at = 0; at < ELEMENTS; ++at) addresses[i][at] += 1.0F;
+            for (int at = 0; at < ELEMENTS; ++at) addresses[i][at] += 1.0F;
         }
     machine_close(runtime);
 }
@@ -447,15 +444,12 @@ TEST(a_released_view_of_a_tensor_without_an_address_is_not_fetched)
     const struct sigaction before = handle(jump_back);
     machine wanted = machine_touched();
     stw_error_info info = {.struct_size = sizeof info};
-    stw_tensor *plain;
-    stw_runtime *runtime;
-    stw_view view;
-    float *released, value;
+    float value;
     wanted.errors_expected = 1;
-    runtime = machine_open(&wanted);
-    plain = tensor_without_address(runtime, "plain", 0.0F);
-    view = view_get(runtime, plain, STW_READ);
-    released = view.pointer;
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *plain = tensor_without_address(runtime, "plain", 0.0F);
+    stw_view view = view_get(runtime, plain, STW_READ);
+    float *released = view.pointer;
     view_put(&view);
     ok(stw_evict(runtime, &plain, 1, STW_TIER_DEVICE, 0, 0));
     /* Its memory is another tensor's. */

@@ -129,8 +129,8 @@ MUTANTS = [
      "config_.places[first->place].maps;",
      "what a commit wants at nvme is to lie there in a row, where slots have no numbers"),
     ("maps-what-another-took", "program", "moves.cpp",
-     "    arenas_[transfer.to].note_mapped(transfer.to_slot, kNone);"
-     "  // until it is known that it worked\n",
+     "    if (!guards(transfer.block, transfer.to)) "
+     "arenas_[transfer.to].note_away(transfer.to_slot);\n",
      "",
      "a slot whose new block could not be mapped counts as being at the old one's address"),
     ("last-slot-of-the-dead", "program", "tensors.cpp",
@@ -139,7 +139,7 @@ MUTANTS = [
      "",
      "a new tensor takes a slot for mapped that lies at a destroyed one's address"),
     ("bare-but-mapped", "program", "arena.cpp",
-     "    note_mapped(slot, kNone);\n",
+     "    note_home(slot);\n",
      "",
      "a slot that lost its memory counts as being at its block's address still"),
     ("absence-forgotten", "ranks", "lib/gathering/agreed.cpp",

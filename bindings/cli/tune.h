@@ -18,7 +18,6 @@ constexpr double kTuneSeconds = 50;
 // No pass begins later than this after the time that was asked for; one that runs ends by itself.
 constexpr double kTuneSecondsMore = 10;
 constexpr uint64_t kTuneBytes = 256 << 20;  // written at once in a directory
-constexpr uint64_t kTuneBytesMin = 32 << 20;
 // Beside the bytes themselves: superblock, and blocks on their way.
 constexpr uint64_t kTuneBytesMore = 32 << 20;
 

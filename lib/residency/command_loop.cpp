@@ -21,8 +21,6 @@ void CommandLoop::run()
         carry_out(round_);
         round_.clear();
         for (EventHook *hook : hooks_) hook->after_round(sink_.now(), out);
-        if (!out.empty()) continue;
-        for (EventHook *hook : hooks_) hook->settled(sink_.now(), out);
     } while (!out.empty());
 }
 

@@ -35,8 +35,6 @@ public:
     virtual bool refused(Refused &, Instant, Commands &) { return false; }
     // The commands of one round are carried out; there may be more in `out`.
     virtual void after_round(Instant, Commands &) {}
-    // Nothing is left to carry out.
-    virtual void settled(Instant, Commands &) {}
 };
 
 class CommandLoop {

@@ -49,9 +49,9 @@ stw_status Runtime::take_back(PlaceId place, Slot first, uint32_t count, stw_dri
 }
 
 // Under the lock. A slot that is taken gets the memory of one that is free.
-void Runtime::swap_memory(Commands &out)
+void Runtime::swap_memory(std::vector<residency::Swap> &swaps)
 {
-    for (const residency::Swap &swap : out.swaps) {
+    for (const residency::Swap &swap : swaps) {
         const memory::Tier &place = tiers_[swap.place];
         if (place.slot_memory) {
             place.slot_memory->give(swap.bare);
@@ -63,7 +63,6 @@ void Runtime::swap_memory(Commands &out)
         // What is refused here comes with the first touch.
         (void)take_back(swap.place, swap.backed, 1, &error);
     }
-    out.swaps.clear();
 }
 
 // An update that was accepted must find room for one chunk somewhere, or end before there is none.

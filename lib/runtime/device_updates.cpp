@@ -60,7 +60,7 @@ void Runtime::count_trained(const residency::TensorSpec &wanted, stw_tensor *ten
 PlaceId Runtime::home_of_states(const OptimizerBody &body, uint64_t bytes)
 {
     const memory::Tier &nearest = tiers_[tiers_.nearest()];
-    const bool is_ours = body.algorithm < 32 && (nearest.algorithms >> body.algorithm & 1) != 0;
+    const bool is_ours = nearest.updates_with(body.algorithm);
     if (preset_ != STW_PRESET_AUTO || body.has_policy || ranks_.body || !is_ours)
         return residency::kNoPlace;
     MutexLock lock(mutex_);

@@ -294,6 +294,7 @@ Runtime::Runtime(const stw_runtime_options &options, stw_runtime *handle, uint64
       views_(options.views_max ? options.views_max : 65536, serial_),
       core_(tiers_config(options, whole_blocks, bucket_blocks(options)))
 {
+    loop_.add(*this);
     plans_ = (options.flags & STW_RUNTIME_NO_PLAN) == 0;
     if (plans_) core_.set_victim_policy(&planned_);
     services_.struct_size = sizeof services_;

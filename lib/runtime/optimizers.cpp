@@ -394,8 +394,7 @@ void Runtime::forget_states(OptimizerBody &body, size_t keep, Commands &out)
         unregister_tensor(state, out);
         body.states.pop_back();
     }
-    forget_blocks(out);
-    for (const residency::PackId pack : out.freed_packs) release_pack(pack);
+    forget_unused(out);
 }
 
 Status Runtime::add_parameters(stw_optimizer *optimizer, const stw_optimizer_entry *entries,

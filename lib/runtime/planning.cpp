@@ -169,18 +169,18 @@ void Runtime::note_discard(schedule::Lane lane, residency::TensorId tensor)
 // --------------------------------------------------------------------------------- what follows --
 
 // Under the lock, after the commands of the event are on their way: demand goes first.
-void Runtime::look_ahead(std::vector<Waiter *> &calls)
+void Runtime::look_ahead()
 {
     plan_due_ = false;
     plan_wake_ = residency::kNever;
     if (!plans_ || closing_ || plan_pauses_ > 0) return;
     drain_hits();
-    for (const uint32_t phase : trace_.current()) look_ahead_in(phase, calls);
+    for (const uint32_t phase : trace_.current()) look_ahead_in(phase);
     plan_due_ = false;  // hints that were answered at once are no news
     arm_timer(plan_wake_);
 }
 
-void Runtime::look_ahead_in(uint32_t index, std::vector<Waiter *> &calls)
+void Runtime::look_ahead_in(uint32_t index)
 {
     Phase &phase = *phases_[index];
     const schedule::PhaseTrace &forecast = *trace_.phase(index);
@@ -190,9 +190,8 @@ void Runtime::look_ahead_in(uint32_t index, std::vector<Waiter *> &calls)
     for (uint32_t i = 0; i < kHintsMax; ++i) {
         const std::optional<residency::FetchAsked> asked = lookahead.next(core_, forecast, time);
         if (!asked) break;
-        Commands out;
-        lookahead.asked(core_.fetch(*asked, time, out));
-        execute(out, calls);
+        lookahead.asked(core_.fetch(*asked, time, loop_.out));
+        loop_.run();
     }
     // Between steps nothing goes on that nobody hears of: what is to be tried again can wait.
     const Instant wake = lookahead.wake();
@@ -201,8 +200,7 @@ void Runtime::look_ahead_in(uint32_t index, std::vector<Waiter *> &calls)
     for (PlaceId place = 0; place <= tiers_.host(); ++place) {
         const uint64_t horizon = lookahead.horizon(place);
         if (horizon == residency::kNever) continue;
-        Commands out;
-        if (core_.clean_ahead(place, horizon, out) > 0) execute(out, calls);
+        if (core_.clean_ahead(place, horizon, loop_.out) > 0) loop_.run();
     }
 }
 
@@ -219,7 +217,7 @@ bool Runtime::make_lookahead(Phase &phase)
 }
 
 // A hint was answered; those of the program and of copies are nobody's concern.
-void Runtime::end_hint(residency::FetchId fetch, const Status &status)
+bool Runtime::end_hint(residency::FetchId fetch, const Status &status)
 {
     const bool no_room = status.code() == STW_ERROR_BUDGET || status.code() == STW_ERROR_BUSY;
     const auto end = status.ok() ? schedule::Lookahead::End::kThere
@@ -228,8 +226,9 @@ void Runtime::end_hint(residency::FetchId fetch, const Status &status)
     for (const std::unique_ptr<Phase> &phase : phases_) {
         if (!phase->lookahead || !phase->lookahead->ended(fetch, end)) continue;
         plan_due_ = true;
-        return;
+        return true;
     }
+    return false;
 }
 
 // What is known of the disks and of copies is what plans are made with until transfers know better.

@@ -163,6 +163,7 @@ Status Runtime::open_ranks()
     {
         MutexLock lock(mutex_);
         ranks_->queue.with(mutex_).gathers.set_place(tiers_.nearest());
+        loop_.add(ranks_->queue.with(mutex_).gathers);
     }
     STW_TRY(open_group_memory());
     if (works_here()) return {};

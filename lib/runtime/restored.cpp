@@ -331,8 +331,7 @@ Result<TensorId> Runtime::restore_tensor(const residency::TensorSpec &wanted,
     if (!status.ok()) {
         Commands out;
         (void)core_.destroy(made.value(), out);
-        forget_blocks(out);
-        for (const residency::PackId freed : out.freed_packs) release_pack(freed);
+        forget_unused(out);
         return status;
     }
     if (!joined) durable_->tensors.with(mutex_).packs_kept[pack] = kept_slots(made.value());

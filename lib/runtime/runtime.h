@@ -16,6 +16,7 @@
 #include "lib/observe/timeline.h"
 #include "lib/profile/tuning.h"
 #include "lib/report/report.h"
+#include "lib/residency/command_loop.h"
 #include "lib/residency/core.h"
 #include "lib/runtime/handles.h"
 #include "lib/runtime/planner.h"
@@ -196,7 +197,10 @@ struct Waiter {
     observe::Stall cause = observe::Stall::kHostDevice;
 };
 
-class Runtime final : public update::Tiers, public update::Devices {
+class Runtime final : public update::Tiers,
+                      public update::Devices,
+                      residency::CommandSink,
+                      residency::EventHook {
 public:
     static Result<Runtime *> open(const stw_runtime_options &options, stw_runtime *handle);
     // BUSY with the list when views or operations are open; TIMEOUT when I/O does not end.
@@ -452,7 +456,6 @@ private:
                                         const KeptBlocks &kept) const STW_REQUIRES(mutex_);
     std::vector<OptimizerBody *> durable_optimizers();
     std::vector<store::StoredCount> count_updates();
-    void end_commit(CommitWork &work, Status status, uint64_t generation);
     [[nodiscard]] const store::GenerationInfo *info_of(uint64_t generation) const
         STW_REQUIRES(mutex_);
     [[nodiscard]] Status no_generation(uint64_t generation) const STW_REQUIRES(mutex_);
@@ -473,11 +476,11 @@ private:
         bool give_way = false;
         {
             MutexLock lock(mutex_);
-            Commands out;
-            body(core_, out);
-            execute(out, calls);
-            if (plan_due_) look_ahead(calls);
-            if (!sleepers_.empty()) break_deadlocks(calls);
+            body(core_, loop_.out);
+            loop_.run();
+            if (plan_due_) look_ahead();
+            if (!sleepers_.empty()) break_deadlocks();
+            calls.swap(calls_);
             lines.swap(log_lines_);
             news = std::exchange(ranks_news_, false);
             give_way = std::exchange(touches_give_way_, false);
@@ -486,13 +489,22 @@ private:
         call_out(calls, lines);
         if (give_way || stuck_.load(std::memory_order_relaxed) > 0) release_touches();
     }
-    void forget_blocks(Commands &out);
+    // What the loop calls, under the lock.
+    void forget(residency::BlockId block) override;
+    void swap_memory(std::vector<residency::Swap> &swaps) override;
+    void pack_freed(residency::PackId pack) override STW_REQUIRES(mutex_);
+    void submit(std::vector<residency::Transfer> &transfers, Commands &out) override
+        STW_REQUIRES(mutex_);
+    void promote(residency::TransferId transfer) override;
+    void failed(const residency::BackgroundError &error) override STW_REQUIRES(mutex_);
+    bool granted(residency::Granted &granted, residency::Instant now, Commands &out) override
+        STW_REQUIRES(mutex_);
+    bool refused(residency::Refused &refused, residency::Instant now, Commands &out) override
+        STW_REQUIRES(mutex_);
+    void after_round(residency::Instant now, Commands &out) override STW_REQUIRES(mutex_);
     Status discard_one(stw_tensor *tensor, Commands &out, Core &core) STW_REQUIRES(mutex_);
-    void execute(Commands &out, std::vector<Waiter *> &calls) STW_REQUIRES(mutex_);
     // With no lock held: both are foreign code.
     void call_out(const std::vector<Waiter *> &calls, const std::vector<LogLine> &lines);
-    void submit_transfers(Commands &out) STW_REQUIRES(mutex_);
-    void swap_memory(Commands &out);
     stw_status give_back(residency::PlaceId place, residency::Slot first, uint32_t count);
     stw_status take_back(residency::PlaceId place, residency::Slot first, uint32_t count,
                          stw_driver_error *error);
@@ -501,8 +513,9 @@ private:
                      const residency::Transfer &transfer) const STW_REQUIRES(mutex_);
     [[nodiscard]] bool is_at_address(residency::PlaceId place, residency::BlockId block) const
         STW_REQUIRES(mutex_);
-    void answer(residency::FetchId fetch, Status status, std::vector<residency::Grant> grants,
-                std::vector<Waiter *> &calls) STW_REQUIRES(mutex_);
+    bool answer(residency::FetchId fetch, const Status &status,
+                std::vector<residency::Grant> &grants) STW_REQUIRES(mutex_);
+    void forget_unused(const Commands &out) STW_REQUIRES(mutex_);
     void end_transfers(const transfer::Completion *list, uint32_t n) STW_EXCLUDES(mutex_);
     static void engine_done(void *user, transfer::Completion *list, uint32_t n);
     static void engine_span(void *user, const transfer::Span &span);
@@ -525,7 +538,7 @@ private:
     bool ask_privately(residency::Refused &refused, Commands &out) STW_REQUIRES(mutex_);
     void drop_scratch(residency::TensorId scratch);
     bool waits_for_itself(const Waiter &waiter, std::string *tensor_out) STW_REQUIRES(mutex_);
-    void break_deadlocks(std::vector<Waiter *> &calls) STW_REQUIRES(mutex_);
+    void break_deadlocks() STW_REQUIRES(mutex_);
     std::vector<residency::Held> held_by_sleepers() STW_REQUIRES(mutex_);
     [[nodiscard]] observe::Stall cause_of(const Waiter &waiter) const STW_REQUIRES(mutex_);
     void add_stall_of(uint64_t step, observe::Stall cause, residency::TensorId tensor,
@@ -887,10 +900,10 @@ private:
     void note_release(const residency::Request &view, uint64_t step, uint32_t flags)
         STW_REQUIRES(mutex_);
     void note_discard(schedule::Lane lane, residency::TensorId tensor) STW_REQUIRES(mutex_);
-    void look_ahead(std::vector<Waiter *> &calls) STW_REQUIRES(mutex_);
-    void look_ahead_in(uint32_t phase, std::vector<Waiter *> &calls) STW_REQUIRES(mutex_);
+    void look_ahead() STW_REQUIRES(mutex_);
+    void look_ahead_in(uint32_t phase) STW_REQUIRES(mutex_);
     bool make_lookahead(Phase &phase) STW_REQUIRES(mutex_);
-    void end_hint(residency::FetchId fetch, const Status &status) STW_REQUIRES(mutex_);
+    bool end_hint(residency::FetchId fetch, const Status &status) STW_REQUIRES(mutex_);
     void expect_bandwidths(const profile::Tuning &tuning);
     void take_bandwidths(const std::vector<observe::LinkTotal> &links) STW_REQUIRES(mutex_);
     void plan_now();
@@ -1021,6 +1034,8 @@ private:
 
     mutable Mutex mutex_;
     Core core_ STW_GUARDED_BY(mutex_);
+    residency::CommandLoop loop_ STW_GUARDED_BY(mutex_){*this};
+    std::vector<Waiter *> calls_ STW_GUARDED_BY(mutex_);  // to be made when the lock is free
     schedule::Trace trace_ STW_GUARDED_BY(mutex_);
     schedule::Planned planned_ STW_GUARDED_BY(mutex_){trace_};
     // The oldest first; also those refused.

@@ -66,79 +66,70 @@ transfer::Job Runtime::job_of(const residency::Transfer &transfer) const
     return job;
 }
 
-// What the engine refuses (it is closed, or a maximum is reached) ends as a failed transfer.
-void Runtime::submit_transfers(Commands &out)
+void Runtime::forget(residency::BlockId block)
 {
-    while (!out.transfers.empty() || !out.swaps.empty()) {
-        swap_memory(out);
-        if (out.transfers.empty()) break;
-        std::vector<residency::Transfer> transfers;
-        transfers.swap(out.transfers);
-        std::vector<transfer::Job> jobs;
-        jobs.reserve(transfers.size());
-        for (const residency::Transfer &transfer : transfers) {
-            jobs.push_back(job_of(transfer));
-            stw_tensor *handle = handle_of(transfer.tensor);
-            if (handle && !tiers_.is_nvme(transfer.to)) handle->notes.with(mutex_).moved = true;
-        }
-        const Status status = engine_->submit(jobs.data(), static_cast<uint32_t>(jobs.size()));
-        if (status.ok()) continue;
-        for (const residency::Transfer &transfer : transfers) {
-            core_.transfer_done(transfer.id, status, now(), out);
-        }
-    }
+    if (engine_->store()) engine_->store()->forget(block);
 }
 
-void Runtime::forget_blocks(Commands &out)
+void Runtime::pack_freed(residency::PackId pack)
 {
-    for (const residency::BlockId block : out.forgets) {
-        if (engine_->store()) engine_->store()->forget(block);
-    }
-    out.forgets.clear();
+    release_pack(pack);
 }
 
-void Runtime::execute(Commands &out, std::vector<Waiter *> &calls)
+// Of tensors that nobody has used: the only commands there can be, and none of them needs memory.
+void Runtime::forget_unused(const Commands &out)
 {
-    forget_blocks(out);
-    submit_transfers(out);
-    forget_blocks(out);
+    for (const residency::BlockId block : out.forgets) forget(block);
     for (const residency::PackId pack : out.freed_packs) release_pack(pack);
-    for (const residency::TransferId transfer : out.promotes) engine_->promote(transfer);
-    Commands again;
-    bool more = false;
-    for (residency::Granted &granted : out.granted) {
-        if (ranks_.body && ranks_->queue.with(mutex_).gathers.granted(granted, now(), again)) {
-            more = true;
-        } else {
-            answer(granted.fetch, Status(), std::move(granted.grants), calls);
-        }
+}
+
+// What the engine refuses (it is closed, or a maximum is reached) ends as a failed transfer.
+void Runtime::submit(std::vector<residency::Transfer> &transfers, Commands &out)
+{
+    std::vector<transfer::Job> jobs;
+    jobs.reserve(transfers.size());
+    for (const residency::Transfer &transfer : transfers) {
+        jobs.push_back(job_of(transfer));
+        stw_tensor *handle = handle_of(transfer.tensor);
+        if (handle && !tiers_.is_nvme(transfer.to)) handle->notes.with(mutex_).moved = true;
     }
-    for (residency::Refused &refused : out.refused) {
-        if (ranks_.body && ranks_->queue.with(mutex_).gathers.refused(refused, now(), again)) {
-            more = true;
-        } else if (ask_privately(refused, again)) {
-            more = true;
-        } else {
-            answer(refused.fetch, std::move(refused.status), {}, calls);
-        }
+    const Status status = engine_->submit(jobs.data(), static_cast<uint32_t>(jobs.size()));
+    if (status.ok()) return;
+    for (const residency::Transfer &transfer : transfers) {
+        core_.transfer_done(transfer.id, status, now(), out);
     }
-    for (const residency::BackgroundError &error : out.errors) {
-        background(error.tensor, error.status);
-    }
-    if (ranks_.body) {
-        pump_wholes(again);
-        more |= !again.empty();
-    }
+}
+
+void Runtime::promote(residency::TransferId transfer)
+{
+    engine_->promote(transfer);
+}
+
+void Runtime::failed(const residency::BackgroundError &error)
+{
+    background(error.tensor, error.status);
+}
+
+bool Runtime::granted(residency::Granted &granted, residency::Instant, Commands &)
+{
+    return answer(granted.fetch, Status(), granted.grants);
+}
+
+bool Runtime::refused(residency::Refused &refused, residency::Instant, Commands &out)
+{
+    std::vector<residency::Grant> none;
+    return ask_privately(refused, out) || answer(refused.fetch, refused.status, none);
+}
+
+void Runtime::after_round(residency::Instant now, Commands &out)
+{
+    if (ranks_.body) pump_wholes(out);
     note_departures();
     ++progress_made_;
     progress_.notify_all();
     const auto stuck = static_cast<uint32_t>(core_.stuck_fetches().size());
-    if (stuck > stuck_.exchange(stuck)) {
-        // A view that ended without the lock, between the core's look and stuck_, told nobody.
-        core_.tick(now(), again);
-        more = true;
-    }
-    if (more) execute(again, calls);
+    // A view that ended without the lock, between the core's look and stuck_, told nobody.
+    if (stuck > stuck_.exchange(stuck)) core_.tick(now, out);
 }
 
 void Runtime::call_out(const std::vector<Waiter *> &calls, const std::vector<LogLine> &lines)
@@ -147,23 +138,25 @@ void Runtime::call_out(const std::vector<Waiter *> &calls, const std::vector<Log
     for (Waiter *waiter : calls) waiter->call(*waiter);
 }
 
-void Runtime::answer(residency::FetchId fetch, Status status, std::vector<residency::Grant> grants,
-                     std::vector<Waiter *> &calls)
+// False: neither a waiter's nor a hint of a plan.
+bool Runtime::answer(residency::FetchId fetch, const Status &status,
+                     std::vector<residency::Grant> &grants)
 {
     const auto found = waiters_.find(fetch);
     if (found == waiters_.end()) return end_hint(fetch, status);
     Waiter &waiter = *found->second;
     waiters_.erase(found);
-    waiter.status = std::move(status);
+    waiter.status = status;
     waiter.grants = std::move(grants);
     waiter.done.with(mutex_) = true;
     if (waiter.status.ok() && (waiter.plan.flags & STW_FETCH_TRY)) note_fetch(waiter.plan);
     if (waiter.asynchronous) tell_end(waiter);
     if (waiter.call) {
-        calls.push_back(&waiter);
+        calls_.push_back(&waiter);
     } else {
         waiter.cv.notify_all();
     }
+    return true;
 }
 
 void Runtime::engine_done(void *user, transfer::Completion *list, uint32_t n)

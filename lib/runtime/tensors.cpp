@@ -361,8 +361,7 @@ Status Runtime::register_tensor(const residency::TensorSpec &wanted, const std::
     if (!status.ok()) {
         Commands out;
         (void)core_.destroy(id, out);
-        forget_blocks(out);
-        for (const residency::PackId pack : out.freed_packs) release_pack(pack);
+        forget_unused(out);
         take_restored(wanted.name, false);
         return status;
     }
@@ -408,8 +407,7 @@ Status Runtime::create_tensors(const stw_tensor_spec *specs, uint32_t n, stw_ten
             if (tensor->notes.with(mutex_).restored) take_restored(tensor->name, false);
             unregister_tensor(tensor, undone);
         }
-        forget_blocks(undone);
-        for (const residency::PackId pack : undone.freed_packs) release_pack(pack);
+        forget_unused(undone);
     };
     Status status;
     try {

@@ -156,7 +156,8 @@ void Runtime::updates_wait()
     std::vector<LogLine> lines;
     {
         MutexLock lock(mutex_);
-        if (!sleepers_.empty()) break_deadlocks(calls);
+        if (!sleepers_.empty()) break_deadlocks();
+        calls.swap(calls_);
         lines.swap(log_lines_);
     }
     call_out(calls, lines);

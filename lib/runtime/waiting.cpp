@@ -86,7 +86,7 @@ std::vector<residency::Held> Runtime::held_by_sleepers()
 }
 
 // Asked whenever something has changed and somebody sleeps.
-void Runtime::break_deadlocks(std::vector<Waiter *> &calls)
+void Runtime::break_deadlocks()
 {
     // What a collective has it gives back by itself, when the other ranks come.
     if (!ranks_idle()) return;
@@ -106,9 +106,8 @@ void Runtime::break_deadlocks(std::vector<Waiter *> &calls)
             log_lines_.push_back(
                 {STW_LOG_INFO, "deadlock", "Open views: " + describe_views(kLinesMax)});
         }
-        Commands out;
-        core_.cancel(fetch, core_.deadlock_refusal(fetch), out);
-        execute(out, calls);
+        core_.cancel(fetch, core_.deadlock_refusal(fetch), loop_.out);
+        loop_.run();
         if (std::exchange(ranks_news_, false)) tell_ranks();  // this is not always act()'s
     }
 }
@@ -129,11 +128,10 @@ void Runtime::sleep_on(Waiter &waiter, residency::Instant deadline, bool until_a
     const residency::Sleeper sleeper{owner_number(),
                                      copies ? waiter.snapshot->chunk.fetch : waiter.fetch};
     if (until_answered && sleeper.owner != 0) sleepers_.push_back(sleeper);  // 0: not known who
-    std::vector<Waiter *> calls;
-    break_deadlocks(calls);
-    if (!calls.empty() || !log_lines_.empty()) {
-        std::vector<LogLine> lines;
-        lines.swap(log_lines_);
+    break_deadlocks();
+    if (!calls_.empty() || !log_lines_.empty()) {
+        const std::vector<Waiter *> calls = std::exchange(calls_, {});
+        const std::vector<LogLine> lines = std::exchange(log_lines_, {});
         const MutexUnlock unlocked(mutex_);
         call_out(calls, lines);
     }

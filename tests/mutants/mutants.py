@@ -445,10 +445,6 @@ MUTANTS = [
       "    for (const TransferId transfer : round.promotes) sink_.promote(transfer);\n"
       "    for (const BlockId block : round.forgets) sink_.forget(block);\n"),
      "a transfer is urgent before it is in a queue"),
-    ("settled-unheard", "many", "command_loop.cpp",
-     "        for (EventHook *hook : hooks_) hook->settled(sink_.now(), out);\n",
-     "",
-     "nobody gives way where all wait for each other"),
     ("one-round-alone", "ranks", "command_loop.cpp",
      "    } while (!out.empty());\n",
      "    } while (false);\n",

@@ -188,7 +188,6 @@ void Rank::cancel(FetchId id, Status why)
     journal_.line("cancel fetch %llu: %d", static_cast<unsigned long long>(id), why.code());
     core_.cancel(id, std::move(why), out_);
     execute();
-    if (settles_) return;  // it has its answer in the next round
     for (const Pending &at : pending_) {
         if (at.id != id) continue;
         journal_.fail("rank %u: fetch %llu was cancelled and has no answer", number_,

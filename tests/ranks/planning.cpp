@@ -110,13 +110,13 @@ void Rank::pause_plan()
 }
 
 // Asked when somebody sleeps on a fetch that has neither locks nor room.
-void Rank::break_deadlock()
+bool Rank::break_deadlock()
 {
     const bool waits = program_ == State::kFetches;
     const bool sleeps = loader_sleeps_ != 0;
     const bool blocked =
         (waits && core_.is_blocked(program_fetch_)) || (sleeps && core_.is_blocked(loader_sleeps_));
-    if (!blocked) return;
+    if (!blocked) return false;
     sleepers_.clear();
     if (waits) sleepers_.push_back({1, program_fetch_});
     if (sleeps) sleepers_.push_back({2, loader_sleeps_});
@@ -135,15 +135,16 @@ void Rank::break_deadlock()
     for (const View &view : loaded_) add(view);
     const uint32_t updates = update_ == State::kFetches ? 1 : 0;
     const FetchId id = core_.find_deadlock(held_, sleepers_, updates);
-    if (id == 0) return;
+    if (id == 0) return false;
     const bool ours = id == program_fetch_ || id == loader_sleeps_;
     if (!ours) {
         journal_.fail("rank %u: fetch %llu gives way and nobody sleeps on it", number_,
                       static_cast<unsigned long long>(id));
-        return;
+        return false;
     }
     ++world_.counts.deadlocks;
     cancel(id, core_.deadlock_refusal(id));
+    return true;
 }
 
 }  // namespace stepwell::ranks

@@ -302,21 +302,14 @@ void Rank::answered(Pending &pending, const Status &status)
 
 // ------------------------------------------------------------------------------------- checked --
 
-void Rank::settled(Instant, Commands &)
-{
-    settles_ = true;
-    if (plan_due_) look_ahead();
-    if (out_.empty()) break_deadlock();
-    settles_ = false;
-}
-
 void Rank::go_on()
 {
     execute();
     do {
         while (!journal_.failed() && (advance_program() || advance_updates())) {}
         if (journal_.failed() || (told_ == looked_at_ && !plan_due_)) return;
-        execute();
+        if (plan_due_) look_ahead();
+        while (!journal_.failed() && break_deadlock()) {}
         if (shrinking_ != kNoPlace && !journal_.failed()) go_on_shrinking();
         // Who gave way, or has room now, goes on.
     } while (advance_program() || advance_updates());

@@ -75,7 +75,6 @@ private:
     [[nodiscard]] std::vector<TensorId> hurt_by(const Sent &flight) const;
     bool granted(Granted &granted, Instant now, Commands &out) override;
     bool refused(Refused &refused, Instant now, Commands &out) override;
-    void settled(Instant now, Commands &out) override;
     void answered(Pending &pending, const Status &status);
     Pending take_pending(FetchId id);
     void check_now();
@@ -126,7 +125,7 @@ private:
     // planning.cpp
     void look_ahead();
     void look_ahead_in(uint32_t phase);
-    void break_deadlock();
+    bool break_deadlock();  // false: there is none
     void end_hint(FetchId id, const Status &status);
     void note(const FetchAsked &asked, schedule::Lane lane);
     void pause_plan();
@@ -147,7 +146,6 @@ private:
     CommandLoop loop_{*this};
     Commands &out_ = loop_.out;
     std::vector<TensorId> failed_;  // as the last event told
-    bool settles_ = false;
     // Kept for their memory.
     std::vector<Held> held_;
     std::vector<Sleeper> sleepers_;

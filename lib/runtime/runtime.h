@@ -523,7 +523,7 @@ private:
     void drain_hits() STW_REQUIRES(mutex_);
     void run_timer();
     void arm_timer(residency::Instant deadline) STW_REQUIRES(mutex_);
-    [[nodiscard]] residency::Instant now() const;
+    [[nodiscard]] residency::Instant now() const override;
 
     // fetch.cpp, granted.cpp, waiting.cpp, release.cpp
     residency::FetchAsked asked_of(const Waiter &waiter) const;

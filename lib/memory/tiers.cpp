@@ -47,7 +47,8 @@ Status Tier::open(const stw_services &services, const TierOptions &asked, observ
     if (streams && shrinks) {
         slot_memory = std::make_unique<SlotMemory>(ops, memory, streams.get(), blocks, name);
     }
-    // What a device with streams cannot do is told to whoever asks for it.
+    // A request that a device with streams cannot serve is refused with this remark, so it is no
+    // warning here.
     const uint32_t level = streams ? STW_LOG_INFO : STW_LOG_WARNING;
     if (about.remark[0]) log.print(level, ops->name, "%s", about.remark);
     return {};

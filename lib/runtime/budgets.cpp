@@ -405,7 +405,7 @@ Status Runtime::take_slots_back(const BudgetChange &change)
     });
     Status status = memory.settle([&] { return go_on_with(change); });
     if (status.ok()) return {};
-    act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {  // the budget is still that of before
+    act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {  // the old budget is in force
         for (const Slot slot : core.make_bare(change.place, core.slots(change.place)))
             memory.give(slot);
     });
@@ -451,7 +451,7 @@ Status Runtime::take_memory_back(const BudgetChange &change)
             });
         });
         if (code == STW_OK) continue;
-        (void)give_memory_back(change);  // the budget is still that of before
+        (void)give_memory_back(change);  // the old budget is in force
         Status status =
             Status::error(code, "%s cannot grow to %s: %s", name_of(change.place).c_str(),
                           bytes_text(change.after * block_bytes_).c_str(),

@@ -52,7 +52,7 @@ struct DurableTensors {
 
 struct Runtime::Durable {
     std::string name;                                 // as the program gave it
-    std::unique_ptr<store::Generations> generations;  // of whoever commits
+    std::unique_ptr<store::Generations> generations;  // used by commits, one at a time
     uint32_t ranks = 1;                               // that have a part
     bool unused = false;                              // nothing was ever committed to what is there
     Guarded<DurableTensors> tensors;                  // by the runtime's lock

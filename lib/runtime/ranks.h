@@ -106,7 +106,7 @@ struct Runtime::Ranks {
     std::unique_ptr<collective::DiskShares> disks;  // null: nobody to share with
     residency::PlaceId place;                       // of wholes
     Guarded<RankQueue> queue;                       // by the runtime's lock
-    // From here on of whoever works the queue off.
+    // From here on used by the thread that executes collectives.
     std::vector<char> bucket;
     // Where collectives work on a device's memory: their streams as that device knows them, and the
     // end of its arena as the bucket.
@@ -117,8 +117,8 @@ struct Runtime::Ranks {
     uint64_t arena_bytes = 0;
     bool registered = false;
     [[nodiscard]] char *bucket_data() { return on_device ? device_bucket : bucket.data(); }
-    Condition wakes;     // whoever works the queue off: there may be work
-    Condition answers;   // who waits for others to do so
+    Condition wakes;     // the thread that executes collectives: there may be work
+    Condition answers;   // threads that wait for it
     std::thread thread;  // none where collectives stay on the caller's
 
     [[nodiscard]] bool holds_memory() const

@@ -76,7 +76,7 @@ void Runtime::pack_freed(residency::PackId pack)
     release_pack(pack);
 }
 
-// Of tensors that nobody has used: the only commands there can be, and none of them needs memory.
+// The only commands of tensors that were never used, carried out without an allocation.
 void Runtime::forget_unused(const Commands &out)
 {
     for (const residency::BlockId block : out.forgets) forget(block);

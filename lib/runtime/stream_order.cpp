@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which work on a device comes behind which: of a view when it is opened and when it ends. The
-// rules are in streams.h; here is where the blocks are. Of copies that is StreamOrdering.
+// The order of work on a device when a view is opened and when it ends. The rules are in streams.h;
+// here is where the blocks are. The order of copies is that of StreamOrdering.
 #include "lib/runtime/runtime.h"
 #include "lib/runtime/snapshot.h"
 

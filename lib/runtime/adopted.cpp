@@ -27,20 +27,20 @@ struct Runtime::Adopted {
 // Room for it among what is held, or the wait for that.
 Status Runtime::take_adopted(const stw_tensor &gradient, uint64_t bytes, uint64_t timeout_ns)
 {
-    const residency::Instant begin = now();
-    const residency::Instant deadline = begin + timeout(timeout_ns);
-    MutexLock lock(mutex_);
-    const auto has_room = [&]() STW_REQUIRES(mutex_) {
+    const residency::Instant begin = dispatch_.now();
+    const residency::Instant deadline = begin + dispatch_.timeout(timeout_ns);
+    MutexLock lock(dispatch_.mutex());
+    const auto has_room = [&]() STW_REQUIRES(runtime_lock) {
         return adopted_bytes_ == 0 || adopted_bytes_ + bytes <= update_window();
     };
     bool waited = false;
     while (!has_room()) {
         waited = true;
-        STW_TRY(interrupted_since(begin));
+        STW_TRY(dispatch_.interrupted_since(begin));
         // Where collectives stay on the callers' threads, sums may be behind some of this one's.
-        const bool goes_on =
-            works_here() ? wait_ranks(begin, deadline, has_room) : wait_progress(deadline);
-        if (goes_on || begin <= interrupted_at_) continue;
+        const bool goes_on = works_here() ? wait_ranks(begin, deadline, has_room)
+                                          : dispatch_.wait_progress(deadline);
+        if (goes_on || begin <= dispatch_.interrupted_at()) continue;
         return Status::error(STW_ERROR_TIMEOUT,
                              "%s of gradient '%s' had no room among the memory that "
                              "stw_reduce_adopt may hold when the timeout passed: %s held; at most "
@@ -49,28 +49,27 @@ Status Runtime::take_adopted(const stw_tensor &gradient, uint64_t bytes, uint64_
                              bytes_text(bytes).c_str(), gradient.name.c_str(),
                              bytes_text(adopted_bytes_).c_str(),
                              bytes_text(update_window()).c_str(),
-                             core_.budget_blocks(tiers_.host()) ? "host" : "device");
+                             dispatch_.core.budget_blocks(tiers_.host()) ? "host" : "device");
     }
     adopted_bytes_ += bytes;
     if (waited) {
-        add_stall_of(current_step(), observe::Stall::kUpdate, gradient.id, begin, now());
+        add_stall_of(current_step(), observe::Stall::kUpdate, gradient.id, begin, dispatch_.now());
     }
     return {};
 }
 
 void Runtime::give_adopted(uint64_t bytes)
 {
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     adopted_bytes_ -= bytes;
-    ++progress_made_;
-    progress_.notify_all();
+    dispatch_.note_progress();
 }
 
 Status Runtime::adopt(stw_tensor *gradient, const void *local, const stw_reduce_options &options,
                       stw_deleter_fn deleter, void *user)
 {
     STW_TRY(check_dtype(gradient, options.dtype));
-    STW_TRY(sticky_error(gradient->id));
+    STW_TRY(errors_.of(gradient->id));
     const Sharding *sharding = gradient->sharding.get();
     update::Accumulation work;
     work.gradient_dtype = gradient->dtype;
@@ -122,7 +121,7 @@ Status Runtime::adopt_here(stw_tensor *gradient, update::Accumulation &work,
     work.gradient = gradient->id;
     work.gradient_elements = gradient->elements;
     {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         note_reduced(gradient, current_step());
     }
     return start_adopted(work, mine);
@@ -135,7 +134,7 @@ Status Runtime::adopt_on_ranks(stw_tensor *gradient, update::Accumulation &work,
     STW_TRY(Status(ranks_->group.broken()));
     Sharding &sharding = *gradient->sharding;
     Status status;
-    act([&](Core &, Commands &) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &, Commands &) STW_REQUIRES(runtime_lock) {
         if (sharding.partial == residency::kNone) {
             Result<residency::TensorId> made =
                 make_buffer(*gradient, sharding.padded_elements() * (gradient->element_bits / 8));
@@ -149,7 +148,8 @@ Status Runtime::adopt_on_ranks(stw_tensor *gradient, update::Accumulation &work,
     work.gradient_elements = sharding.padded_elements();
     STW_TRY(start_adopted(work, mine));
     if (more) return {};
-    act([&](Core &, Commands &) STW_REQUIRES(mutex_) { sharding.partial = residency::kNone; });
+    dispatch_.act([&](Core &, Commands &)
+                      STW_REQUIRES(runtime_lock) { sharding.partial = residency::kNone; });
     // It is taken: what goes wrong from here on is the tensor's error, not the call's.
     try {
         status = queue_reduce(gradient, work.gradient, true, Status());

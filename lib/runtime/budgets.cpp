@@ -70,7 +70,7 @@ bool Runtime::others_work(PlaceId place) const
 {
     for (PlaceId other = 0; other <= tiers_.host(); ++other) {
         if (other == place || !tiers_[other].memory || !tiers_[other].cpu_access) continue;
-        if (core_.budget_blocks(other) >= update::kPiecesNeeded) return true;
+        if (dispatch_.core.budget_blocks(other) >= update::kPiecesNeeded) return true;
     }
     return false;
 }
@@ -83,14 +83,14 @@ Status Runtime::blocks_of_budget(PlaceId place, uint64_t bytes, uint32_t *blocks
     const uint64_t kept_bytes = tiers_.is_host(place) ? staging_bytes_ + scratch_bytes : 0;
     const uint64_t kept = kept_bytes / block_bytes_;
     const uint64_t blocks = bytes / block_bytes_;
-    const uint64_t most = core_.slots(place) + kept;
+    const uint64_t most = dispatch_.core.slots(place) + kept;
     const memory::Tier &at = tiers_[place];
     if (!tiers_.is_nvme(place) && !at.shrinks) {
         const bool says_why = at.streams && !at.remark.empty();
         return Status::error(STW_ERROR_UNSUPPORTED,
                              "the driver '%s' of %s cannot give memory back, so its budget stays "
                              "what it was at open%s%s",
-                             at.driver.c_str(), core_.place_name(place).c_str(),
+                             at.driver.c_str(), dispatch_.core.place_name(place).c_str(),
                              says_why ? ": " : "", says_why ? at.remark.c_str() : "");
     }
     if (blocks > most) {
@@ -98,7 +98,7 @@ Status Runtime::blocks_of_budget(PlaceId place, uint64_t bytes, uint32_t *blocks
             STW_ERROR_LIMIT,
             "%s was opened with %s and cannot grow to %s; open the runtime with the most that it "
             "may ever have, and lower the budget afterwards",
-            core_.place_name(place).c_str(), bytes_text(most * block_bytes_).c_str(),
+            dispatch_.core.place_name(place).c_str(), bytes_text(most * block_bytes_).c_str(),
             bytes_text(bytes).c_str());
         status.mutable_detail().needed_bytes = bytes;
         status.mutable_detail().free_bytes = most * block_bytes_;
@@ -112,7 +112,7 @@ Status Runtime::blocks_of_budget(PlaceId place, uint64_t bytes, uint32_t *blocks
             STW_ERROR_BUDGET,
             "%s cannot do with %s: it needs %s, as an update works on up to %u blocks of %s at a "
             "time; leave it that%s",
-            core_.place_name(place).c_str(), bytes_text(bytes).c_str(),
+            dispatch_.core.place_name(place).c_str(), bytes_text(bytes).c_str(),
             sum_text({{kept * block_bytes_, "for staging and scratch"},
                       {(floor - kept) * block_bytes_, "to work in"}})
                 .c_str(),
@@ -126,11 +126,11 @@ Status Runtime::blocks_of_budget(PlaceId place, uint64_t bytes, uint32_t *blocks
 // Updates, sums and copies are refused before they begin, not half way.
 Status Runtime::check_cpu_room() const
 {
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     bool had_room = false;
     for (PlaceId place = 0; place <= tiers_.host(); ++place) {
         if (!tiers_[place].memory || !tiers_[place].cpu_access) continue;
-        if (core_.budget_blocks(place) > 0) return {};
+        if (dispatch_.core.budget_blocks(place) > 0) return {};
         had_room = true;
     }
     if (!had_room) return {};  // told by the fetch itself
@@ -144,18 +144,18 @@ Status Runtime::check_cpu_room() const
 Status Runtime::check_update_room(const OptimizerBody &body,
                                   const std::vector<stw_tensor *> &parameters) const
 {
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     uint64_t room = 0;
     for (PlaceId place = 0; place <= tiers_.host(); ++place) {
         const memory::Tier &at = tiers_[place];
         if (at.memory && at.computes) return {};  // its own budget is looked at where it is chosen
-        if (at.memory && at.cpu_access) room = std::max(room, core_.budget_blocks(place));
+        if (at.memory && at.cpu_access) room = std::max(room, dispatch_.core.budget_blocks(place));
     }
     if (room >= update::kPiecesNeeded) return {};
     for (const stw_tensor *parameter : parameters) {
         std::set<residency::BlockId> blocks;
         for (const residency::TensorId tensor : body.optimizer->tensors(parameter->id)) {
-            blocks.insert(core_.blocks_of(tensor).first);
+            blocks.insert(dispatch_.core.blocks_of(tensor).first);
         }
         if (blocks.size() <= room) continue;
         const uint64_t needed = blocks.size() * block_bytes_;
@@ -191,22 +191,21 @@ Status Runtime::set_budget(PlaceId place, uint64_t bytes, uint64_t timeout_ns)
     const PlanPause pause(*this);
     BudgetChange change;
     change.place = place;
-    change.begin = now();
-    change.deadline = change.begin + timeout(timeout_ns);
+    change.begin = dispatch_.now();
+    change.deadline = change.begin + dispatch_.timeout(timeout_ns);
     {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         while (budget_changes_) STW_TRY(wait_for_budget(change, "another change of a budget"));
         STW_TRY(blocks_of_budget(place, bytes, &change.after));
         budget_changes_ = true;
-        change.before = static_cast<uint32_t>(core_.budget_blocks(place));
+        change.before = static_cast<uint32_t>(dispatch_.core.budget_blocks(place));
         update_blocks_[place] = std::min(change.before, change.after);
     }
     Status status = change.after < change.before ? shrink(change) : grow(change);
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     budget_changes_ = false;
-    update_blocks_[place] = core_.budget_blocks(place);
-    ++progress_made_;
-    progress_.notify_all();
+    update_blocks_[place] = dispatch_.core.budget_blocks(place);
+    dispatch_.note_progress();
     if (!status.ok()) return status;
     pipeline_->set_window(residency::kAnyCpuPlace, update_window());
     for (const update::WindowOptions &window : device_windows()) {
@@ -218,26 +217,26 @@ Status Runtime::set_budget(PlaceId place, uint64_t bytes, uint64_t timeout_ns)
 // Under the lock; until something may have changed.
 Status Runtime::wait_for_budget(const BudgetChange &change, const char *what)
 {
-    STW_TRY(interrupted_since(change.begin));
-    if (wait_progress(change.deadline)) return {};
+    STW_TRY(dispatch_.interrupted_since(change.begin));
+    if (dispatch_.wait_progress(change.deadline)) return {};
     return Status::error(
         STW_ERROR_TIMEOUT,
         "%s still waited for %s when the timeout passed; its budget is what it was",
-        core_.place_name(change.place).c_str(), what);
+        dispatch_.core.place_name(change.place).c_str(), what);
 }
 
 Status Runtime::shrink(const BudgetChange &change)
 {
     STW_TRY(wait_for_claims(change));
     Status refused;
-    act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {
         drain_hits();
         refused = core.may_shrink(change.place, change.after);
     });
     STW_TRY(std::move(refused));
     Status status = empty_down_to(change);
     if (status.ok() && tiers_.is_nvme(change.place)) status = shrink_store(change);
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         core.set_budget(change.place, status.ok() ? change.after : change.before, out);
     });
     if (status.ok() && !tiers_.is_nvme(change.place)) status = give_memory_back(change);
@@ -250,7 +249,7 @@ Status Runtime::wait_for_claims(const BudgetChange &change)
 {
     if (tiers_.is_nvme(change.place)) return {};
     const memory::Tier &at = tiers_[change.place];
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     const bool few = change.after < update::kPiecesNeeded;
     const bool works = at.cpu_access && !others_work(change.place);
     const bool last = works && change.after == 0;
@@ -263,9 +262,9 @@ Status Runtime::wait_for_claims(const BudgetChange &change)
                              "%s has a view open to be summed, which needs room in %s; "
                              "release it first",
                              tensor_text(view.tensor->name).c_str(),
-                             core_.place_name(change.place).c_str());
+                             dispatch_.core.place_name(change.place).c_str());
     }
-    while (core_.has_claims() || !snapshots_.empty()) {
+    while (dispatch_.core.has_claims() || !snapshots_.empty()) {
         STW_TRY(wait_for_budget(change, "updates, sums or copies"));
     }
     return {};
@@ -278,16 +277,16 @@ Status Runtime::empty_down_to(const BudgetChange &change)
         uint64_t seen = 0;
         bool moves = false;
         Status refusal;
-        act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+        dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
             left = core.shrink(change.place, change.after, out);
             moves = core.transfers_in_flight() > 0 || core.has_claims();
-            seen = progress_made_ + 1;  // this call's own counts
+            seen = dispatch_.progress() + 1;  // this call's own counts
             if (left > 0 && !moves) refusal = core.shrink_refusal(change.place, change.after);
         });
         if (left == 0) return {};
         if (!moves) return refusal;
-        MutexLock lock(mutex_);
-        while (progress_made_ == seen) STW_TRY(wait_for_budget(change, "blocks to leave it"));
+        MutexLock lock(dispatch_.mutex());
+        while (dispatch_.progress() == seen) STW_TRY(wait_for_budget(change, "blocks to leave it"));
     }
 }
 
@@ -298,14 +297,14 @@ Status Runtime::shrink_store(const BudgetChange &change)
         uint64_t seen = 0;
         uint64_t out_of_use = 0;
         {
-            MutexLock lock(mutex_);
-            seen = progress_made_;
-            out_of_use = core_.slots(tiers_.nvme()) - change.after;
+            MutexLock lock(dispatch_.mutex());
+            seen = dispatch_.progress();
+            out_of_use = dispatch_.core.slots(tiers_.nvme()) - change.after;
         }
         Status status = store.shrink(out_of_use - store.resting_slots());
         if (status.code() != STW_ERROR_BUSY) return status;
-        MutexLock lock(mutex_);
-        while (progress_made_ == seen) STW_TRY(wait_for_budget(change, "writes to end"));
+        MutexLock lock(dispatch_.mutex());
+        while (dispatch_.progress() == seen) STW_TRY(wait_for_budget(change, "writes to end"));
     }
 }
 
@@ -314,8 +313,9 @@ void Runtime::unpin_before(const BudgetChange &change)
 {
     if (!tiers_.is_host(change.place) || !pins_) return;
     std::vector<Slot> slots;
-    act([&](Core &core, Commands &)
-            STW_REQUIRES(mutex_) { slots = core.next_bare(change.place, kSlotsAtOnce); });
+    dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {
+        slots = core.next_bare(change.place, kSlotsAtOnce);
+    });
     (void)each_run(std::move(slots), [&](Slot begin, uint32_t count) {
         pins_->release(begin, count);
         return STW_OK;
@@ -332,7 +332,7 @@ Status Runtime::give_memory_back(const BudgetChange &change)
         stw_status code = STW_OK;
         bool done = false;
         unpin_before(change);
-        act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {
+        dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {
             const std::vector<Slot> slots = core.make_bare(change.place, kSlotsAtOnce);
             done = slots.empty();
             code = each_run(slots, [&](Slot begin, uint32_t count) {
@@ -342,11 +342,11 @@ Status Runtime::give_memory_back(const BudgetChange &change)
         if (done) return {};
         if (code == STW_OK) continue;
         if (!first) {
-            log_.print(STW_LOG_WARNING, "budget",
-                       "%s keeps memory that is not in its budget any "
-                       "more: driver '%s' says %s",
-                       name_of(change.place).c_str(), place.driver.c_str(),
-                       stw_status_string(code));
+            dispatch_.log.print(STW_LOG_WARNING, "budget",
+                                "%s keeps memory that is not in its budget any "
+                                "more: driver '%s' says %s",
+                                name_of(change.place).c_str(), place.driver.c_str(),
+                                stw_status_string(code));
             continue;
         }
         BudgetChange back = change;
@@ -359,33 +359,33 @@ Status Runtime::give_memory_back(const BudgetChange &change)
 
 std::string Runtime::name_of(PlaceId place) const
 {
-    MutexLock lock(mutex_);
-    return core_.place_name(place);
+    MutexLock lock(dispatch_.mutex());
+    return dispatch_.core.place_name(place);
 }
 
 Status Runtime::go_on_with(const BudgetChange &change) const
 {
-    MutexLock lock(mutex_);
-    STW_TRY(interrupted_since(change.begin));
-    if (now() < change.deadline) return {};
+    MutexLock lock(dispatch_.mutex());
+    STW_TRY(dispatch_.interrupted_since(change.begin));
+    if (dispatch_.now() < change.deadline) return {};
     return Status::error(STW_ERROR_TIMEOUT,
                          "%s still waited for work of streams in its blocks when the timeout "
                          "passed; its budget is what it was",
-                         core_.place_name(change.place).c_str());
+                         dispatch_.core.place_name(change.place).c_str());
 }
 
 // Of a device with streams: its work has to end first, for which nobody waits under the lock.
 Status Runtime::give_slots_back(const BudgetChange &change)
 {
     memory::SlotMemory &memory = *tiers_[change.place].slot_memory;
-    act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {
         for (const Slot slot : core.make_bare(change.place, core.slots(change.place)))
             memory.give(slot);
     });
     Status status = memory.settle([&] { return go_on_with(change); });
     if (status.ok()) return {};
     // What was not given yet is there still, so this waits for nothing.
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         const uint32_t backed = core.backed_slots(change.place);
         const uint32_t wanted = change.before - std::min(change.before, backed);
         for (const Slot slot : core.make_backed(change.place, wanted)) memory.take(slot);
@@ -398,17 +398,18 @@ Status Runtime::give_slots_back(const BudgetChange &change)
 Status Runtime::take_slots_back(const BudgetChange &change)
 {
     memory::SlotMemory &memory = *tiers_[change.place].slot_memory;
-    act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {
         const uint32_t backed = core.backed_slots(change.place);
         const uint32_t wanted = change.after - std::min(change.after, backed);
         for (const Slot slot : core.make_backed(change.place, wanted)) memory.take(slot);
     });
     Status status = memory.settle([&] { return go_on_with(change); });
     if (status.ok()) return {};
-    act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {  // the old budget is in force
-        for (const Slot slot : core.make_bare(change.place, core.slots(change.place)))
-            memory.give(slot);
-    });
+    dispatch_.act(
+        [&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {  // the old budget is in force
+            for (const Slot slot : core.make_bare(change.place, core.slots(change.place)))
+                memory.give(slot);
+        });
     (void)memory.settle([&] { return go_on_with(change); });
     ErrorDetail &detail = status.mutable_detail();
     detail.sentence =
@@ -428,8 +429,9 @@ Status Runtime::grow(const BudgetChange &change)
         status = take_memory_back(change);
     }
     if (!status.ok()) return status;
-    act([&](Core &core, Commands &out)
-            STW_REQUIRES(mutex_) { core.set_budget(change.place, change.after, out); });
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
+        core.set_budget(change.place, change.after, out);
+    });
     return {};
 }
 
@@ -440,7 +442,7 @@ Status Runtime::take_memory_back(const BudgetChange &change)
     for (bool done = false; !done;) {
         stw_status code = STW_OK;
         stw_driver_error error = STW_DRIVER_ERROR_INIT;
-        act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {
+        dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {
             const uint32_t backed = core.backed_slots(change.place);
             const uint32_t wanted = change.after - std::min(change.after, backed);
             done = wanted == 0;

@@ -45,14 +45,14 @@ Status Runtime::on_done(stw_operation *operation, stw_done_fn done, void *user)
 {
     stw_status status = STW_OK;
     {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         if (!operation->waiter) return freed_meanwhile();
         Waiter &waiter = *operation->waiter;
         if (waiter.callback != Callback::kNone) {
             return Status::error(STW_ERROR_EXISTS,
                                  "the operation has a callback, and it can have only one");
         }
-        if (!waiter.done.with(mutex_)) {
+        if (!waiter.done) {
             STW_TRY(start_callbacks());
             waiter.callback = Callback::kWanted;
             waiter.on_done = done;
@@ -70,10 +70,10 @@ Status Runtime::notify_fd(stw_operation *operation, int fd)
 {
     if (fd < -1) return Status::error(STW_ERROR_INVALID, "descriptor %d; -1 means none", fd);
     if (fd >= 0) STW_TRY(check_eventfd(fd));
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     if (!operation->waiter) return freed_meanwhile();
     Waiter &waiter = *operation->waiter;
-    if (waiter.done.with(mutex_)) return fd >= 0 ? add_to_eventfd(fd, 1) : Status();
+    if (waiter.done) return fd >= 0 ? add_to_eventfd(fd, 1) : Status();
     waiter.notify_fd = fd;
     return {};
 }
@@ -84,11 +84,11 @@ void Runtime::tell_end(Waiter &waiter)
     if (waiter.notify_fd >= 0) {
         const Status status = add_to_eventfd(waiter.notify_fd, 1);
         if (!status.ok()) {
-            log_lines_.push_back(
-                {STW_LOG_WARNING, "operation",
-                 format_text("nobody is told that an operation is over: %s; keep it open until the "
-                             "operation is over, or withdraw it",
-                             status.sentence())});
+            dispatch_.say(
+                STW_LOG_WARNING, "operation",
+                format_text("nobody is told that an operation is over: %s; keep it open until the "
+                            "operation is over, or withdraw it",
+                            status.sentence()));
         }
         waiter.notify_fd = -1;
     }
@@ -123,13 +123,13 @@ Status Runtime::start_callbacks()
 void Runtime::stop_callbacks()
 {
     {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         if (!callbacks_run_) return;
         callbacks_end_ = true;
     }
     callbacks_ready_.notify_one();
     pthread_join(callbacks_thread_, nullptr);
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     callbacks_run_ = false;
 }
 
@@ -149,8 +149,8 @@ void Runtime::run_callbacks()
 // Waits for it. Null: the thread ends.
 Waiter *Runtime::next_callback(stw_status *status_out)
 {
-    MutexLock lock(mutex_);
-    while (!callbacks_first_ && !callbacks_end_) callbacks_ready_.wait(mutex_);
+    MutexLock lock(dispatch_.mutex());
+    while (!callbacks_first_ && !callbacks_end_) callbacks_ready_.wait(dispatch_.mutex());
     Waiter *waiter = callbacks_first_;
     if (!waiter) return nullptr;
     callbacks_first_ = waiter->next_callback;
@@ -162,14 +162,13 @@ Waiter *Runtime::next_callback(stw_status *status_out)
 
 void Runtime::end_callback(Waiter *waiter)
 {
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     waiter->callback = Callback::kCalled;
     if (!waiter->freed) return;
     operation_pool.give(waiter->operation);
     delete waiter;
     --callbacks_freed_;
-    ++progress_made_;
-    progress_.notify_all();
+    dispatch_.note_progress();
 }
 
 // Those of operations that are freed: nobody else knows of them any more.
@@ -182,7 +181,7 @@ Status Runtime::await_callbacks(residency::Instant deadline)
                              name_.c_str());
     }
     while (callbacks_freed_ > 0) {
-        if (wait_progress(deadline)) continue;
+        if (dispatch_.wait_progress(deadline)) continue;
         return Status::error(STW_ERROR_TIMEOUT,
                              "callbacks of %u operations of the runtime '%s' had not returned "
                              "when the timeout passed; nothing was closed",

@@ -96,16 +96,16 @@ Status Runtime::begin_commit(const std::shared_ptr<CommitWork> &work)
         next->commit = work;
     }
     Status status;
-    act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {
-        if (durable_->tensors.with(mutex_).commits) {
+    dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {
+        if (durable_->tensors.commits) {
             status = Status::error(STW_ERROR_BUSY, "another thread is in stw_commit");
             return;
         }
         drain_hits();
-        for (stw_tensor *tensor = first_tensor_; tensor; tensor = tensor->notes.with(mutex_).next) {
+        for (stw_tensor *tensor = handles_.first(); tensor; tensor = tensor->notes.next) {
             if (tensor->flags & STW_TENSOR_DURABLE) work->tensors.push_back(tensor);
         }
-        durable_->tensors.with(mutex_).commits = true;
+        durable_->tensors.commits = true;
         work->cause = durable_view_open();
         note_left_out(work.get());
         if (work->cause.ok()) work->claim = core.claim(true);
@@ -131,18 +131,18 @@ Status Runtime::commit(const stw_commit_options &options, uint64_t *generation_o
     work->label = options.label ? options.label : "";
     work->metadata.assign(static_cast<const char *>(options.metadata),
                           options.metadata ? options.metadata_bytes : 0);
-    const residency::Instant begin = now();
-    work->deadline = begin + timeout(options.timeout_ns);
+    const residency::Instant begin = dispatch_.now();
+    work->deadline = begin + dispatch_.timeout(options.timeout_ns);
     // What reads as zeros and shares its block gets them on the way: they are contents too.
     STW_TRY(write_all_zeros());
     STW_TRY(begin_commit(work));
     if (!ranks_.body) {
         run_commit(*work);
     } else {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         if (!wait_ranks(begin, work->deadline,
-                        [&]() STW_REQUIRES(mutex_) { return work->done.with(mutex_); })) {
-            STW_TRY(interrupted_since(begin));
+                        [&]() STW_REQUIRES(runtime_lock) { return work->done; })) {
+            STW_TRY(dispatch_.interrupted_since(begin));
             return Status::error(STW_ERROR_TIMEOUT,
                                  "the ranks had not voted on a generation of the store '%s' when "
                                  "the timeout passed; it goes on, and is one if all ranks come to "
@@ -165,18 +165,18 @@ void Runtime::run_commit(CommitWork &work)
     } catch (const std::bad_alloc &) {
         status = Status::error(STW_ERROR_MEMORY, "no memory for the tables of a generation");
     }
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         for (const stw_tensor *tensor : work.tensors) {
             if (work.claim != 0) core.unclaim_tensor(work.claim, tensor->id, false, out);
         }
-        durable_->tensors.with(mutex_).infos = durable_->generations->infos();
+        durable_->tensors.infos = durable_->generations->infos();
         if (status.ok()) {
-            work.generation = durable_->tensors.with(mutex_).infos.front().id.number;
+            work.generation = durable_->tensors.infos.front().id.number;
             note_kept(work);
         }
-        durable_->tensors.with(mutex_).commits = false;
+        durable_->tensors.commits = false;
         work.status = std::move(status);
-        work.done.with(mutex_) = true;
+        work.done = true;
         plan_due_ = true;
     });
 }
@@ -205,13 +205,14 @@ Status Runtime::commit_over_ranks(CommitWork &work)
 // again by itself.
 Status Runtime::await_claims(const CommitWork &work)
 {
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     for (const stw_tensor *tensor : work.tensors) {
-        while (core_.claimed_by(tensor->id) != work.claim || core_.in_use(tensor->id)) {
+        while (dispatch_.core.claimed_by(tensor->id) != work.claim ||
+               dispatch_.core.in_use(tensor->id)) {
             constexpr residency::Instant kLookAgainNs = 5'000'000;
-            const residency::Instant time = now();
+            const residency::Instant time = dispatch_.now();
             if (time < work.deadline) {
-                (void)wait_progress(std::min(work.deadline, time + kLookAgainNs));
+                (void)dispatch_.wait_progress(std::min(work.deadline, time + kLookAgainNs));
                 continue;
             }
             return Status::error(STW_ERROR_TIMEOUT,
@@ -229,12 +230,12 @@ std::vector<Runtime::BlockRun> Runtime::runs_of(const CommitWork &work) const
 {
     std::vector<BlockRun> runs;
     for (stw_tensor *tensor : work.tensors) {
-        if (core_.contents(tensor->id) == residency::Contents::kEmpty) continue;
+        if (dispatch_.core.contents(tensor->id) == residency::Contents::kEmpty) continue;
         if (work.stale.count(tensor->id) > 0) continue;
-        const residency::TensorBlocks lies = core_.blocks_of(tensor->id);
-        const uint64_t bytes = core_.spec(tensor->id).bytes;
+        const residency::TensorBlocks lies = dispatch_.core.blocks_of(tensor->id);
+        const uint64_t bytes = dispatch_.core.spec(tensor->id).bytes;
         for (uint32_t i = 0; i < lies.count; ++i) {
-            if (!core_.has_bytes(lies.first + i)) continue;
+            if (!dispatch_.core.has_bytes(lies.first + i)) continue;
             const uint64_t begin = i == 0 ? 0 : i * block_bytes_ - lies.offset;
             const uint64_t end = std::min(bytes, (i + 1) * block_bytes_ - lies.offset);
             BlockRun *last = runs.empty() ? nullptr : &runs.back();
@@ -266,14 +267,14 @@ Status Runtime::keep_runs(const CommitWork &work, const BlockRun *runs, size_t n
                                   runs[i].byte_begin, runs[i].byte_count});
     }
     Waiter waiter;
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
-        waiter.fetch = core.fetch(asked, now(), out);
-        waiters_[waiter.fetch] = &waiter;
-        arm_timer(asked.deadline);
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
+        waiter.fetch = core.fetch(asked, dispatch_.now(), out);
+        dispatch_.expect(waiter);
+        dispatch_.arm_timer(asked.deadline);
     });
     {
-        MutexLock lock(mutex_);
-        while (!waiter.done.with(mutex_)) waiter.cv.wait(mutex_);
+        MutexLock lock(dispatch_.mutex());
+        while (!waiter.done) waiter.cv.wait(dispatch_.mutex());
     }
     STW_TRY(std::move(waiter.status));
     Status status;
@@ -295,14 +296,14 @@ Status Runtime::keep_runs(const CommitWork &work, const BlockRun *runs, size_t n
 store::StoredTensor Runtime::describe_stored(const stw_tensor &tensor, bool empty,
                                              const KeptBlocks &kept) const
 {
-    const residency::TensorBlocks lies = core_.blocks_of(tensor.id);
+    const residency::TensorBlocks lies = dispatch_.core.blocks_of(tensor.id);
     store::StoredTensor stored;
     stored.name = tensor.name;
     stored.words = words_of(tensor);
-    stored.bytes = core_.spec(tensor.id).bytes;
+    stored.bytes = dispatch_.core.spec(tensor.id).bytes;
     stored.offset = lies.offset;
     if (lies.shares) stored.flags |= store::StoredTensor::kShares;
-    if (empty || core_.contents(tensor.id) == residency::Contents::kEmpty) return stored;
+    if (empty || dispatch_.core.contents(tensor.id) == residency::Contents::kEmpty) return stored;
     stored.flags |= store::StoredTensor::kHasContents;
     for (uint32_t i = 0; i < lies.count; ++i) {
         const auto block = kept.by_block.find(lies.first + i);
@@ -318,7 +319,7 @@ store::StoredTensor Runtime::describe_stored(const stw_tensor &tensor, bool empt
 std::vector<Runtime::OptimizerBody *> Runtime::durable_optimizers()
 {
     std::vector<OptimizerBody *> bodies;
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     for (const std::unique_ptr<OptimizerBody> &body : optimizers_) {
         if (body->durable && body->handle) bodies.push_back(body.get());
     }
@@ -353,10 +354,9 @@ Result<store::Manifest> Runtime::write_generation(CommitWork &work, uint32_t set
     }
     std::vector<BlockRun> runs;
     {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         for (const stw_tensor *tensor : work.tensors) {
-            const auto failed = tensor_errors_.find(tensor->id);
-            if (failed != tensor_errors_.end()) return Status(failed->second);
+            if (const Status *failed = errors_.find(tensor->id)) return *failed;
         }
         runs = runs_of(work);
     }
@@ -376,7 +376,7 @@ Result<store::Manifest> Runtime::write_generation(CommitWork &work, uint32_t set
     manifest.label = std::move(work.label);
     manifest.metadata = std::move(work.metadata);
     manifest.counts = count_updates();
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     for (const stw_tensor *tensor : work.tensors) {
         const bool empty = work.stale.count(tensor->id) > 0;
         manifest.tensors.push_back(describe_stored(*tensor, empty, kept));
@@ -390,7 +390,7 @@ Result<store::Manifest> Runtime::write_generation(CommitWork &work, uint32_t set
 Status Runtime::no_generation(uint64_t generation) const
 {
     std::string there;
-    for (const store::GenerationInfo &info : durable_->tensors.with(mutex_).infos) {
+    for (const store::GenerationInfo &info : durable_->tensors.infos) {
         there += format_text("%s%" PRIu64, there.empty() ? "" : ", ", info.id.number);
     }
     return Status::error(STW_ERROR_NOT_FOUND, "the store '%s' has no generation%s; it has %s",
@@ -402,7 +402,7 @@ Status Runtime::no_generation(uint64_t generation) const
 // Under the lock.
 const store::GenerationInfo *Runtime::info_of(uint64_t generation) const
 {
-    for (const store::GenerationInfo &info : durable_->tensors.with(mutex_).infos) {
+    for (const store::GenerationInfo &info : durable_->tensors.infos) {
         if (generation == 0 || info.id.number == generation) return &info;
     }
     return nullptr;
@@ -411,7 +411,7 @@ const store::GenerationInfo *Runtime::info_of(uint64_t generation) const
 Status Runtime::generation_info(uint64_t generation, stw_generation_info *info_out)
 {
     if (!durable_.body) return Status::error(STW_ERROR_INVALID, "the runtime has no store_name");
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     const store::GenerationInfo *found = info_of(generation);
     if (!found) return no_generation(generation);
     stw_generation_info info{};
@@ -433,7 +433,7 @@ Status Runtime::generation_metadata(uint64_t generation, void *buffer, uint64_t 
                                     uint64_t *bytes_out)
 {
     if (!durable_.body) return Status::error(STW_ERROR_INVALID, "the runtime has no store_name");
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     const store::GenerationInfo *found = info_of(generation);
     if (!found) return no_generation(generation);
     const uint64_t count = std::min<uint64_t>(capacity_bytes, found->metadata.size());

@@ -16,7 +16,7 @@ Status cancelled()
 
 Status Runtime::start_copier()
 {
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     if (copier_.joinable()) return {};
     copier_stops_ = false;
     const SignalsBlocked signals;
@@ -32,7 +32,7 @@ Status Runtime::start_copier()
 void Runtime::stop_copier()
 {
     {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         copier_stops_ = true;
     }
     copier_wakes_.notify_all();
@@ -41,13 +41,13 @@ void Runtime::stop_copier()
 
 void Runtime::run_copier()
 {
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     for (;;) {
-        while (!copier_stops_ && copier_queue_.empty()) copier_wakes_.wait(mutex_);
+        while (!copier_stops_ && copier_queue_.empty()) copier_wakes_.wait(dispatch_.mutex());
         if (copier_queue_.empty()) return;
         Snapshot &work = *copier_queue_.front();
         copier_queue_.pop_front();
-        const MutexUnlock unlocked(mutex_);
+        const MutexUnlock unlocked(dispatch_.mutex());
         copy_chunk(work);
         if (!next_chunk(work)) finish_snapshot(*work.whole);
     }
@@ -63,7 +63,7 @@ Status Runtime::start_snapshot(Waiter &waiter)
     work.chunk.call = [](Waiter &chunk) {
         auto *granted = static_cast<Snapshot *>(chunk.user);
         Runtime &runtime = *granted->runtime;
-        MutexLock lock(runtime.mutex_);
+        MutexLock lock(runtime.dispatch_.mutex());
         // Who cancels may wait for the end.
         if (granted->whole->cancelled) {
             runtime.copier_queue_.push_front(granted);
@@ -84,15 +84,15 @@ void Runtime::finish_snapshot(Waiter &waiter)
         const residency::Instant deadline = waiter.deadline;
         status = start_fetch(waiter);
         if (status.ok()) {
-            MutexLock lock(mutex_);
-            arm_timer(deadline);
+            MutexLock lock(dispatch_.mutex());
+            dispatch_.arm_timer(deadline);
             return;
         }
     }
-    act([&](Core &, Commands &) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &, Commands &) STW_REQUIRES(runtime_lock) {
         std::erase(snapshots_, waiter.snapshot.get());
         waiter.status = std::move(status);
-        waiter.done.with(mutex_) = true;
+        waiter.done = true;
         tell_end(waiter);
         waiter.cv.notify_all();
     });

@@ -118,14 +118,14 @@ Status Runtime::each_chunk(stw_tensor *tensor, residency::Access access, bool ex
                            uint64_t element_begin, uint64_t element_count, uint64_t timeout_ns,
                            Body &&body)
 {
-    STW_TRY(sticky_error(tensor->id));
+    STW_TRY(errors_.of(tensor->id));
     if (element_count == 0) return {};
     STW_TRY(check_cpu_room());
     STW_TRY(write_zeros(tensor));
     Copy copy;
     copy.tensor = tensor;
     copy.access = access;
-    copy.deadline = now() + timeout(timeout_ns);
+    copy.deadline = dispatch_.now() + dispatch_.timeout(timeout_ns);
     copy.owner = owner_number();
     copy.offset = pack_offset(tensor->id);
     copy.element_bytes = tensor->element_bits / 8;
@@ -146,7 +146,7 @@ Status Runtime::each_chunk(stw_tensor *tensor, residency::Access access, bool ex
         release_chunk(chunk, copy);
         next += chunk.element_count;
     }
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         for (const residency::FetchId hint : copy.hints) {
             core.cancel(hint, Status::remark(STW_ERROR_CANCELLED), out);
         }
@@ -173,7 +173,7 @@ Status Runtime::self_wait(stw_tensor *tensor, residency::Access access, uint32_t
     waiter.plan.ranges.push_back(range);
     waiter.owner = owner;
     std::string name;
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     if (!waits_for_itself(waiter, &name)) return {};
     return Status::error(STW_ERROR_BUSY,
                          "the call would wait for a view of %s that this thread holds; "
@@ -196,11 +196,11 @@ void Runtime::ask_chunk(ChunkFetch &chunk, Copy &copy)
     asked.deadline = copy.deadline;
     // Half done it must not fail because views pin the room at this moment.
     asked.flags = residency::kFetchInternal | residency::kFetchWaitRoom;
-    chunk.waiter.begin = now();
+    chunk.waiter.begin = dispatch_.now();
     chunk.waiter.deadline = copy.deadline;
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
-        chunk.waiter.fetch = core.fetch(asked, now(), out);
-        waiters_[chunk.waiter.fetch] = &chunk.waiter;
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
+        chunk.waiter.fetch = core.fetch(asked, dispatch_.now(), out);
+        dispatch_.expect(chunk.waiter);
         if (core.is_waiting(chunk.waiter.fetch)) chunk.waiter.cause = cause_of(chunk.waiter);
         if (core.claimed_by(tensor) != copy.claim) {
             pipeline_->prefer(tensor);
@@ -214,7 +214,7 @@ void Runtime::ask_chunk(ChunkFetch &chunk, Copy &copy)
             residency::FetchAsked hint = asked_for(residency::Access::kRead, copy.hinted, count);
             hint.flags = residency::kFetchPrefetch;
             hint.urgency = residency::Class::kPlanned;
-            copy.hints.push_back(core.fetch(hint, now(), out));
+            copy.hints.push_back(core.fetch(hint, dispatch_.now(), out));
             copy.hinted += count;
         }
     });
@@ -225,7 +225,7 @@ void *Runtime::chunk_pointer(const ChunkFetch &chunk, const Copy &copy)
     update::Piece piece;
     piece.tensor = copy.tensor->id;
     piece.byte_begin = chunk.element_begin * copy.element_bytes;
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     return piece_pointer(chunk.waiter.grants[0], piece);
 }
 
@@ -240,7 +240,8 @@ void Runtime::release_chunk(const ChunkFetch &chunk, const Copy &copy)
     release.internal = true;
     release.claim = copy.claim;
     release.far = copy.access != residency::Access::kRead;
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) { core.release(release, now(), out); });
+    dispatch_.act([&](Core &core, Commands &out)
+                      STW_REQUIRES(runtime_lock) { core.release(release, dispatch_.now(), out); });
 }
 
 Status elements_outside(const stw_tensor &tensor, uint64_t begin, uint64_t count, uint64_t first,
@@ -290,7 +291,8 @@ Status Runtime::change_shards(stw_tensor *tensor)
 {
     if (!tensor->sharding) return {};
     Status status;
-    act([&](Core &, Commands &out) STW_REQUIRES(mutex_) { status = write_shards(tensor, out); });
+    dispatch_.act([&](Core &, Commands &out)
+                      STW_REQUIRES(runtime_lock) { status = write_shards(tensor, out); });
     return status;
 }
 
@@ -302,7 +304,7 @@ Status Runtime::write(stw_tensor *tensor, const void *source, const stw_copy_opt
     collective::Range part;
     STW_TRY(resolve_copy(*tensor, options, &asked, &part));
     if (durable_.body) {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         STW_TRY(check_thawed(*tensor));
     }
     STW_TRY(change_shards(tensor));
@@ -352,7 +354,7 @@ Status Runtime::reduce_over_ranks(stw_tensor *gradient, const void *local,
                                   const stw_reduce_options &options)
 {
     const bool more = (options.flags & STW_REDUCE_MORE) != 0;
-    if (!local && more) return sticky_error(gradient->id);
+    if (!local && more) return errors_.of(gradient->id);
     Range range;
     range.tensor = gradient;
     range.access = STW_REDUCE;
@@ -393,7 +395,7 @@ Status Runtime::read(stw_tensor *tensor, void *destination, const stw_copy_optio
     range.element_count = part.count;
     range.byte_begin = range.element_begin * (tensor->element_bits / 8);
     range.byte_count = range.element_count * (tensor->element_bits / 8);
-    STW_TRY(sticky_error(tensor->id));
+    STW_TRY(errors_.of(tensor->id));
     if (range.element_count == 0) return {};
     Waiter waiter;
     waiter.plan.copied.push_back(range);
@@ -428,7 +430,7 @@ Status Runtime::reduce(stw_tensor *gradient, const void *local, const stw_reduce
 {
     STW_TRY(check_dtype(gradient, options.dtype));
     if (gradient->sharding) return reduce_over_ranks(gradient, local, options);
-    if (!local) return sticky_error(gradient->id);
+    if (!local) return errors_.of(gradient->id);
     const uint32_t dtype = options.dtype ? options.dtype : gradient->dtype;
     const uint64_t size = stw_dtype_bits(dtype) / 8;
     const double scale = options.scale != 0.0 ? options.scale : 1.0;
@@ -447,7 +449,7 @@ Status Runtime::reduce(stw_tensor *gradient, const void *local, const stw_reduce
             return Status();
         });
     if (!status.ok()) return status;
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     note_reduced(gradient, current_step());
     return {};
 }

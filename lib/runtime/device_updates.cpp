@@ -18,7 +18,7 @@ std::vector<update::WindowOptions> Runtime::device_windows() const
     std::vector<update::WindowOptions> windows;
     for (PlaceId place = 0; place < tiers_.host(); ++place) {
         if (!tiers_[place].computes) continue;
-        const uint64_t blocks = std::max<uint64_t>(core_.budget_blocks(place) / 2, 4);
+        const uint64_t blocks = std::max<uint64_t>(dispatch_.core.budget_blocks(place) / 2, 4);
         windows.push_back({place, blocks * block_bytes_});
     }
     return windows;
@@ -27,17 +27,17 @@ std::vector<update::WindowOptions> Runtime::device_windows() const
 PlaceId Runtime::place_for(uint32_t algorithm, const residency::TensorId *kept, uint32_t kept_count,
                            const residency::TensorId *others, uint32_t other_count)
 {
-    MutexLock lock(mutex_);
-    const PlaceId place = core_.spec(kept[0]).policy.home;
+    MutexLock lock(dispatch_.mutex());
+    const PlaceId place = dispatch_.core.spec(kept[0]).policy.home;
     if (!tiers_.is_device(place) || !tiers_[place].computes) return residency::kAnyCpuPlace;
     if (update_blocks_[place] < update::kPiecesNeeded) return residency::kAnyCpuPlace;
     const bool known = tiers_[place].updates_with(algorithm);
     if (algorithm != kSum && !known) return residency::kAnyCpuPlace;
-    const auto may_be_there = [&](residency::TensorId tensor) STW_REQUIRES(mutex_) {
-        return (core_.spec(tensor).policy.allowed & (1u << place)) != 0;
+    const auto may_be_there = [&](residency::TensorId tensor) STW_REQUIRES(runtime_lock) {
+        return (dispatch_.core.spec(tensor).policy.allowed & (1u << place)) != 0;
     };
-    const auto is_at_home = [&](residency::TensorId tensor) STW_REQUIRES(mutex_) {
-        return core_.spec(tensor).policy.home == place;
+    const auto is_at_home = [&](residency::TensorId tensor) STW_REQUIRES(runtime_lock) {
+        return dispatch_.core.spec(tensor).policy.home == place;
     };
     const bool there = std::all_of(kept, kept + kept_count, is_at_home) &&
                        std::all_of(kept, kept + kept_count, may_be_there) &&
@@ -51,7 +51,7 @@ void Runtime::count_trained(const residency::TensorSpec &wanted, stw_tensor *ten
     const PlaceId home = wanted.policy.home;
     const bool state = wanted.role == STW_ROLE_OPTIMIZER_STATE && tiers_.is_device(home);
     const bool trained = state || wanted.role == STW_ROLE_PARAM || wanted.role == STW_ROLE_GRAD;
-    tensor->notes.with(mutex_).trained = trained;
+    tensor->notes.trained = trained;
     if (trained) trained_bytes_ += wanted.bytes;
 }
 
@@ -63,8 +63,8 @@ PlaceId Runtime::home_of_states(const OptimizerBody &body, uint64_t bytes)
     const bool is_ours = nearest.updates_with(body.algorithm);
     if (preset_ != STW_PRESET_AUTO || body.has_policy || ranks_.body || !is_ours)
         return residency::kNoPlace;
-    MutexLock lock(mutex_);
-    const uint64_t half = core_.budget_blocks(tiers_.nearest()) / 2 * block_bytes_;
+    MutexLock lock(dispatch_.mutex());
+    const uint64_t half = dispatch_.core.budget_blocks(tiers_.nearest()) / 2 * block_bytes_;
     return trained_bytes_ + bytes <= half ? tiers_.nearest() : PlaceId{residency::kNoPlace};
 }
 
@@ -104,8 +104,8 @@ template <class Work> Status Runtime::compute(uint64_t ticket, const char *what,
     const std::string reason = memory::driver_reason(at.ops, at.memory, code);
     std::string name;
     {
-        MutexLock lock(mutex_);
-        name = core_.spec(fetch.pieces[0].tensor).name;
+        MutexLock lock(dispatch_.mutex());
+        name = dispatch_.core.spec(fetch.pieces[0].tensor).name;
     }
     return Status::error(code,
                          "device %u did not take %s of %" PRIu64 " bytes of %s from byte "

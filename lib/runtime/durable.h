@@ -55,7 +55,7 @@ struct Runtime::Durable {
     std::unique_ptr<store::Generations> generations;  // used by commits, one at a time
     uint32_t ranks = 1;                               // that have a part
     bool unused = false;                              // nothing was ever committed to what is there
-    Guarded<DurableTensors> tensors;                  // by the runtime's lock
+    DurableTensors tensors STW_GUARDED_BY(runtime_lock);
 };
 
 // One commit on its way.
@@ -69,7 +69,7 @@ struct CommitWork {
     bool complete = false;                          // nothing that was resumed may be left out
     uint32_t left_out = 0;
     residency::Instant deadline = residency::kNever;
-    Guarded<bool> done;  // by the runtime's lock; after it the rest is the caller's
+    bool done STW_GUARDED_BY(runtime_lock) = false;  // after it the rest is the caller's
     Status status;
     uint64_t generation = 0;
 };

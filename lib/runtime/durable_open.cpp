@@ -317,10 +317,11 @@ Status Runtime::find_store(const stw_runtime_options &options, store::StoreOptio
     STW_TRY(agree_open(options, resumed.status()));
     const std::string &damage = durable_->generations->damage();
     if (!damage.empty()) {
-        log_.print(STW_LOG_WARNING, "store",
-                   "'%s': a generation is passed over, which was being written when its process "
-                   "ended, or has rotted since; generation %" PRIu64 " is resumed: %s",
-                   options.store_name, chosen.value().number, damage.c_str());
+        dispatch_.log.print(
+            STW_LOG_WARNING, "store",
+            "'%s': a generation is passed over, which was being written when its process "
+            "ended, or has rotted since; generation %" PRIu64 " is resumed: %s",
+            options.store_name, chosen.value().number, damage.c_str());
     }
     expect_tensors(resumed.take());
     return {};

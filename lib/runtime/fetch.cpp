@@ -85,7 +85,7 @@ Status Runtime::prepare_reduces(FetchPlan &plan)
             range.byte_count == range.tensor->bytes && range.dtype == 0 && !range.tensor->sharding;
         const bool in_place = earlier.insert(range.tensor->id).second && whole;
         Status status;
-        act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {
+        dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {
             if (!in_place || core.in_use(range.tensor->id)) status = make_scratch(range);
         });
         STW_TRY(std::move(status));
@@ -103,7 +103,7 @@ Status Runtime::make_scratch(Range &range)
 
 void Runtime::drop_scratch(residency::TensorId scratch)
 {
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         const Status status = core.destroy(scratch, out);
         STW_ASSERT(status.ok());
     });
@@ -120,7 +120,7 @@ void Runtime::drop_scratches(FetchPlan &plan)
 // A tensor is fetched only where its policy lets it be, and in parts only where they can be seen.
 Status Runtime::check_places(const FetchPlan &plan) const
 {
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     for (const Range &range : plan.ranges) {
         const memory::Tier &at = tiers_[range.place];
         const bool part = range.byte_count != range.tensor->bytes && range.access != STW_REDUCE;
@@ -134,7 +134,7 @@ Status Runtime::check_places(const FetchPlan &plan) const
                                  bytes_text(range.byte_count).c_str(),
                                  bytes_text(range.tensor->bytes).c_str());
         }
-        const uint32_t allowed = core_.spec(range.tensor->id).policy.allowed;
+        const uint32_t allowed = dispatch_.core.spec(range.tensor->id).policy.allowed;
         if (allowed & (1u << range.place)) continue;
         return Status::error(STW_ERROR_INVALID,
                              "%s cannot be fetched at the %s tier: its policy's "
@@ -164,9 +164,10 @@ Status Runtime::start_fetch(Waiter &waiter)
         drop_scratches(waiter.plan);
         return prepared;
     }
-    waiter.begin = now();
-    if (!waiter.snapshot) waiter.deadline = waiter.begin + timeout(waiter.plan.timeout_ns);
-    act([&](Core &, Commands &out) STW_REQUIRES(mutex_) {
+    waiter.begin = dispatch_.now();
+    if (!waiter.snapshot)
+        waiter.deadline = waiter.begin + dispatch_.timeout(waiter.plan.timeout_ns);
+    dispatch_.act([&](Core &, Commands &out) STW_REQUIRES(runtime_lock) {
         drain_hits();
         ask(waiter, out);
     });
@@ -182,25 +183,26 @@ void Runtime::ask(Waiter &waiter, Commands &out)
     if (waiter.fetch == 0 && (waiter.plan.flags & STW_FETCH_TRY) == 0) note_fetch(waiter.plan);
     if (copied) std::erase(snapshots_, waiter.snapshot.get());
     misses_ += waiter.fetch == 0;
-    waiter.fetch = core_.fetch(asked_of(waiter), now(), out);
-    waiters_[waiter.fetch] = &waiter;
+    waiter.fetch = dispatch_.core.fetch(asked_of(waiter), dispatch_.now(), out);
+    dispatch_.expect(waiter);
     sleep_follows(before, waiter.fetch);
-    if (!core_.is_waiting(waiter.fetch)) return;
-    if (waiter.cancelled) core_.cancel(waiter.fetch, cancelled(), out);
-    if (!core_.is_waiting(waiter.fetch)) return;
+    if (!dispatch_.core.is_waiting(waiter.fetch)) return;
+    if (waiter.cancelled) dispatch_.core.cancel(waiter.fetch, cancelled(), out);
+    if (!dispatch_.core.is_waiting(waiter.fetch)) return;
     waiter.cause = cause_of(waiter);
-    touches_give_way_ |= touches_ && touches_->any() && core_.waits_for_locks(waiter.fetch);
+    if (touches_ && touches_->any() && dispatch_.core.waits_for_locks(waiter.fetch))
+        touches_give_way_.store(true);
     std::string name;
     if (waiter.cause == observe::Stall::kUpdate && waits_for_itself(waiter, &name)) {
-        core_.cancel(waiter.fetch,
-                     Status::error(STW_ERROR_BUSY,
-                                   "the fetch would wait for a view of %s that the "
-                                   "same thread or step holds; release that view first",
-                                   tensor_text(name).c_str()),
-                     out);
+        dispatch_.core.cancel(waiter.fetch,
+                              Status::error(STW_ERROR_BUSY,
+                                            "the fetch would wait for a view of %s that the "
+                                            "same thread or step holds; release that view first",
+                                            tensor_text(name).c_str()),
+                              out);
     }
     for (const Range &range : waiter.plan.ranges) {
-        if (range.scratch == residency::kNone && core_.claimed_by(range.tensor->id) != 0) {
+        if (range.scratch == residency::kNone && dispatch_.core.claimed_by(range.tensor->id) != 0) {
             pipeline_->prefer(range.tensor->id);
         }
     }
@@ -208,9 +210,9 @@ void Runtime::ask(Waiter &waiter, Commands &out)
 
 Status Runtime::sticky_errors(const FetchPlan &plan)
 {
-    for (const Range &range : plan.ranges) STW_TRY(sticky_error(range.tensor->id));
-    for (const Range &range : plan.copied) STW_TRY(sticky_error(range.tensor->id));
-    for (const Range &range : plan.gathered) STW_TRY(sticky_error(range.tensor->id));
+    for (const Range &range : plan.ranges) STW_TRY(errors_.of(range.tensor->id));
+    for (const Range &range : plan.copied) STW_TRY(errors_.of(range.tensor->id));
+    for (const Range &range : plan.gathered) STW_TRY(errors_.of(range.tensor->id));
     return {};
 }
 
@@ -218,14 +220,14 @@ Status Runtime::sticky_errors(const FetchPlan &plan)
 Status Runtime::fetch(FetchPlan plan, stw_view *views_out)
 {
     if (!touches_) return fetch_once(std::move(plan), views_out);
-    const residency::Instant deadline = now() + timeout(plan.timeout_ns);
+    const residency::Instant deadline = dispatch_.now() + dispatch_.timeout(plan.timeout_ns);
     for (;;) {
         const uint64_t before = touches_->changes();
         Status status = fetch_once(FetchPlan(plan), views_out);
         const bool gone = touches_->changes() != before;
         const bool room = status.code() == STW_ERROR_BUDGET && (touches_->in_the_way() || gone);
         const bool lock = status.code() == STW_ERROR_BUSY && touches_->any();
-        if ((!room && !lock) || now() >= deadline) return status;
+        if ((!room && !lock) || dispatch_.now() >= deadline) return status;
         if (!touches_->any()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
         release_touches();
     }
@@ -235,6 +237,7 @@ Status Runtime::fetch_once(FetchPlan plan, stw_view *views_out)
 {
     STW_TRY(sticky_errors(plan));
     Waiter waiter;
+    waiter.listener = this;
     waiter.plan = std::move(plan);
     waiter.owner = owner_number();
     if (!waiter.plan.gathered.empty()) STW_TRY(fetch_wholes(waiter));
@@ -253,9 +256,9 @@ Status Runtime::fetch_once(FetchPlan plan, stw_view *views_out)
 // the same waiter. False: the refusal stands.
 bool Runtime::ask_privately(residency::Refused &refused, Commands &out)
 {
-    const auto found = waiters_.find(refused.fetch);
-    if (refused.status.code() != STW_ERROR_EXISTS || found == waiters_.end()) return false;
-    Waiter &waiter = *found->second;
+    Waiter *found = dispatch_.find(refused.fetch);
+    if (refused.status.code() != STW_ERROR_EXISTS || !found) return false;
+    Waiter &waiter = *found;
     bool again = false;
     for (Range &range : waiter.plan.ranges) {
         if (range.access != STW_REDUCE || range.scratch != residency::kNone) continue;
@@ -273,7 +276,7 @@ bool Runtime::ask_privately(residency::Refused &refused, Commands &out)
         again = true;
     }
     if (!again) return false;
-    waiters_.erase(found);
+    dispatch_.expect_no_more(refused.fetch);
     ask(waiter, out);
     return true;
 }
@@ -305,13 +308,14 @@ void Runtime::count_pinning_views(ErrorDetail &detail)
 // The pins of a granted fetch that becomes no view: contents stay what they were.
 void Runtime::undo_grants(const FetchPlan &plan, const std::vector<residency::Grant> &grants)
 {
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         for (size_t i = 0; i < grants.size(); ++i) {
             const Range &range = plan.ranges[i];
             const bool scratch = range.scratch != residency::kNone;
             const residency::TensorId tensor = scratch ? range.scratch : range.tensor->id;
             if (grants[i].by_gate) {
-                if (core.gate(tensor, grants[i].place).unpin()) core.gate_idle(tensor, now(), out);
+                if (core.gate(tensor, grants[i].place).unpin())
+                    core.gate_idle(tensor, dispatch_.now(), out);
                 continue;
             }
             residency::Release release;
@@ -321,7 +325,7 @@ void Runtime::undo_grants(const FetchPlan &plan, const std::vector<residency::Gr
             release.byte_begin = scratch ? 0 : range.byte_begin;
             release.byte_count = scratch ? sum_bytes(range) : range.byte_count;
             release.abandon = range.access == STW_WRITE || range.access == STW_REDUCE;
-            core.release(release, now(), out);
+            core.release(release, dispatch_.now(), out);
         }
     });
 }
@@ -347,16 +351,16 @@ Status Runtime::fits(const std::vector<Range> &ranges)
                 {range.tensor->id, access, range.place, range.byte_begin, range.byte_count});
         }
     }
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     STW_TRY(wholes_fit(wholes));
     if (requests.empty() && buffers.empty()) return {};
-    return core_.fits(requests, buffers);
+    return dispatch_.core.fits(requests, buffers);
 }
 
 Status Runtime::prefetch(const std::vector<Range> &ranges)
 {
     constexpr uint32_t kHintsMax = 1024;  // waiting at once; more are dropped, which hints allow
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         drain_hits();
         for (const Range &range : ranges) {
             if (core.waiting_fetches() >= kHintsMax) return;
@@ -367,14 +371,14 @@ Status Runtime::prefetch(const std::vector<Range> &ranges)
                 const std::optional<residency::Request> shard = shard_request(range);
                 if (!shard) continue;
                 asked.requests.push_back(*shard);
-                core.fetch(asked, now(), out);
+                core.fetch(asked, dispatch_.now(), out);
                 continue;
             }
             const bool copied = range.into || (range.dtype != 0 && range.access == STW_READ);
             asked.requests.push_back({range.tensor->id, residency::Access::kRead,
                                       copied ? residency::kAnyCpuPlace : range.place,
                                       range.byte_begin, range.byte_count});
-            core.fetch(asked, now(), out);
+            core.fetch(asked, dispatch_.now(), out);
         }
     });
     return {};
@@ -384,19 +388,19 @@ Status Runtime::evict(stw_tensor *const *tensors, uint32_t n, PlaceId place, uin
 {
     release_touches();
     const PlanPause pause(*this);  // it might bring back what leaves
-    const residency::Instant begin = now();
-    const residency::Instant deadline = begin + timeout(timeout_ns);
+    const residency::Instant begin = dispatch_.now();
+    const residency::Instant deadline = begin + dispatch_.timeout(timeout_ns);
     std::vector<stw_tensor *> wanted(tensors, tensors + n);
     for (;;) {
         uint64_t left = 0;
         uint64_t seen = 0;
         bool moves = false;
         std::string stays;
-        act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+        dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
             drain_hits();
             if (n == 0) {
                 wanted.clear();
-                for (stw_tensor *at = first_tensor_; at; at = at->notes.with(mutex_).next) {
+                for (stw_tensor *at = handles_.first(); at; at = at->notes.next) {
                     wanted.push_back(at);
                 }
             }
@@ -406,7 +410,7 @@ Status Runtime::evict(stw_tensor *const *tensors, uint32_t n, PlaceId place, uin
                 left += blocks;
             }
             moves = core.transfers_in_flight() > 0 || pipeline_->stats().jobs > 0;
-            seen = progress_made_ + 1;  // this call's own counts
+            seen = dispatch_.progress() + 1;  // this call's own counts
         });
         if (left == 0) return {};
         if (!moves) {
@@ -415,10 +419,10 @@ Status Runtime::evict(stw_tensor *const *tensors, uint32_t n, PlaceId place, uin
                                  "there, or no other tier may take it",
                                  static_cast<unsigned long long>(left), tensor_text(stays).c_str());
         }
-        MutexLock lock(mutex_);
-        while (progress_made_ == seen) {
-            STW_TRY(interrupted_since(begin));
-            if (wait_progress(deadline)) continue;
+        MutexLock lock(dispatch_.mutex());
+        while (dispatch_.progress() == seen) {
+            STW_TRY(dispatch_.interrupted_since(begin));
+            if (dispatch_.wait_progress(deadline)) continue;
             lock.unlock();
             Status status = Status::error(
                 STW_ERROR_TIMEOUT, "%llu blocks were still in the tier when the timeout passed",

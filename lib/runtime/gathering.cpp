@@ -74,7 +74,7 @@ void Runtime::run_gather(Collective &work)
     collective::Record record = record_of(collective::Kind::kGather, work.tensors, status);
     record.counts[0] = start.absent;
     status = ranks_->group.agree(record, ranks);
-    const residency::Instant begin = now();
+    const residency::Instant begin = dispatch_.now();
     const uint64_t before = rank_totals().bytes;
     const auto absent = std::count_if(ranks.begin(), ranks.end(),
                                       [](const auto &rank) { return rank.counts[0] != 0; });
@@ -103,9 +103,8 @@ void Runtime::run_gather(Collective &work)
     // What the engine may still write to is nobody's any more.
     if (ranks_->group.holds_memory()) return lose_gather(work, status);
     if (lies) give_pieces(pinned, pin, false);
-    act([&](Core &, Commands &out) STW_REQUIRES(mutex_) {
-        ranks_->queue.with(mutex_).gathers.gather_done(start.gather, status, absent > 0, now(),
-                                                       out);
+    dispatch_.act([&](Core &, Commands &out) STW_REQUIRES(runtime_lock) {
+        ranks_->queue.gathers.gather_done(start.gather, status, absent > 0, dispatch_.now(), out);
     });
 }
 
@@ -167,8 +166,8 @@ bool Runtime::pin_shard(const Collective &work, Waiter &waiter, residency::Fetch
 // The engine has the memory for good, so it stays pinned; who waits is told.
 void Runtime::lose_gather(const Collective &work, const Status &status)
 {
-    act([&](Core &, Commands &) STW_REQUIRES(mutex_) {
-        ranks_->queue.with(mutex_).gathers.lose(work.start.gather, status);
+    dispatch_.act([&](Core &, Commands &) STW_REQUIRES(runtime_lock) {
+        ranks_->queue.gathers.lose(work.start.gather, status);
     });
 }
 

@@ -48,7 +48,7 @@ Status Runtime::wholes_fit(std::vector<const stw_tensor *> &tensors) const
         blocks +=
             std::max<uint64_t>((whole_bytes_of(*tensor) + block_bytes_ - 1) / block_bytes_, 1);
     }
-    const uint64_t budget = ranks_->queue.with(mutex_).gathers.ledger().budget_blocks();
+    const uint64_t budget = ranks_->queue.gathers.ledger().budget_blocks();
     if (blocks <= budget) return {};
     Status status = Status::error(
         STW_ERROR_BUDGET,
@@ -75,7 +75,7 @@ Status Runtime::make_whole(stw_tensor &tensor)
     spec.policy.allowed = 1u << ranks_->place;
     STW_TRY(metadata_room(spec));
     prepare_tables(spec);
-    Result<residency::TensorId> made = core_.create(spec);
+    Result<residency::TensorId> made = dispatch_.core.create(spec);
     if (!made.ok()) return std::move(made.status());
     const residency::TensorId whole = made.value();
     Status status = address_pack(whole, nullptr);
@@ -85,19 +85,19 @@ Status Runtime::make_whole(stw_tensor &tensor)
         tensors.whole = whole;
         tensors.shard_bytes = tensor.bytes;
         tensors.whole_bytes = spec.bytes;
-        Result<WholeId> id = ranks_->queue.with(mutex_).gathers.add(tensor.name, tensors);
+        Result<WholeId> id = ranks_->queue.gathers.add(tensor.name, tensors);
         status = std::move(id.status());
         if (id.ok()) sharding.whole_id = id.value();
     }
     if (!status.ok()) {
         Commands out;
-        (void)core_.destroy(whole, out);
+        (void)dispatch_.core.destroy(whole, out);
         for (const residency::PackId pack : out.freed_packs) release_pack(pack);
         return status;
     }
     sharding.whole = whole;
-    ranks_->queue.with(mutex_).wholes.push_back(&tensor);
-    STW_ASSERT(ranks_->queue.with(mutex_).wholes.size() == sharding.whole_id + 1u);
+    ranks_->queue.wholes.push_back(&tensor);
+    STW_ASSERT(ranks_->queue.wholes.size() == sharding.whole_id + 1u);
     return {};
 }
 
@@ -140,11 +140,11 @@ Status Runtime::ask_wholes(Waiter &waiter)
     STW_TRY(check_gathered(waiter.plan));
     const std::vector<Range> &ranges = waiter.plan.gathered;
     for (const Range &range : ranges) STW_TRY(write_zeros(range.tensor));
-    waiter.begin = now();
-    waiter.deadline = waiter.begin + timeout(waiter.plan.timeout_ns);
+    waiter.begin = dispatch_.now();
+    waiter.deadline = waiter.begin + dispatch_.timeout(waiter.plan.timeout_ns);
     waiter.cause = observe::Stall::kCollective;
     Status status;
-    act([&](Core &, Commands &out) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &, Commands &out) STW_REQUIRES(runtime_lock) {
         drain_hits();
         for (const Range &range : ranges) {
             status = make_whole(*range.tensor);
@@ -154,9 +154,9 @@ Status Runtime::ask_wholes(Waiter &waiter)
         const std::vector<WholeId> wholes = wholes_of(ranges);
         const Access access = access_of(ranges[0].access);
         const bool absent = is_absent(waiter.plan);
-        const uint64_t call = ranks_->queue.with(mutex_).gathers.fetch(wholes, access, waiter.owner,
-                                                                       now(), out, absent);
-        ranks_->queue.with(mutex_).calls[call] = {&waiter, wholes, access, absent};
+        const uint64_t call =
+            ranks_->queue.gathers.fetch(wholes, access, waiter.owner, dispatch_.now(), out, absent);
+        ranks_->queue.calls[call] = {&waiter, wholes, access, absent};
         waiter.whole_call = call;
         queue_gathers();
     });
@@ -166,15 +166,13 @@ Status Runtime::ask_wholes(Waiter &waiter)
 // Under the lock, after a fetch: each new gather has its place in the queue.
 void Runtime::queue_gathers()
 {
-    while (ranks_->queue.with(mutex_).gathers_queued <
-           ranks_->queue.with(mutex_).gathers.ledger().last_gather()) {
+    while (ranks_->queue.gathers_queued < ranks_->queue.gathers.ledger().last_gather()) {
         auto next = std::make_unique<Collective>();
         next->kind = Collective::Kind::kGather;
-        next->start =
-            ranks_->queue.with(mutex_).gathers.queued(++ranks_->queue.with(mutex_).gathers_queued);
+        next->start = ranks_->queue.gathers.queued(++ranks_->queue.gathers_queued);
         next->claim = next->start.claim;
         for (const WholeId whole : next->start.wholes) {
-            next->tensors.push_back(ranks_->queue.with(mutex_).wholes[whole]);
+            next->tensors.push_back(ranks_->queue.wholes[whole]);
         }
         queue_collective(std::move(next));
     }
@@ -183,14 +181,14 @@ void Runtime::queue_gathers()
 // Under the lock: what the decisions have come to since the last time.
 void Runtime::pump_wholes(Commands &out)
 {
-    gathering::WholeCommands commands = ranks_->queue.with(mutex_).gathers.pump();
+    gathering::WholeCommands commands = ranks_->queue.gathers.pump();
     for (gathering::StartGather &start : commands.starts) {
-        const auto place = std::find_if(
-            ranks_->queue.with(mutex_).collectives.begin(),
-            ranks_->queue.with(mutex_).collectives.end(), [&](const auto &at) {
-                return at->kind == Collective::Kind::kGather && at->start.gather == start.gather;
-            });
-        STW_ASSERT(place != ranks_->queue.with(mutex_).collectives.end());
+        const auto place = std::find_if(ranks_->queue.collectives.begin(),
+                                        ranks_->queue.collectives.end(), [&](const auto &at) {
+                                            return at->kind == Collective::Kind::kGather &&
+                                                   at->start.gather == start.gather;
+                                        });
+        STW_ASSERT(place != ranks_->queue.collectives.end());
         (*place)->start = std::move(start);
         (*place)->started = true;
     }
@@ -219,7 +217,7 @@ RankQueue::Call RankQueue::end_call(uint64_t number)
 
 void Runtime::answer_call(gathering::WholeGranted granted, Commands &out)
 {
-    const RankQueue::Call call = ranks_->queue.with(mutex_).end_call(granted.call);
+    const RankQueue::Call call = ranks_->queue.end_call(granted.call);
     residency::Grant nothing;
     nothing.place = ranks_->place;
     if (call.absent) granted.grants.assign(call.wholes.size(), nothing);
@@ -228,22 +226,23 @@ void Runtime::answer_call(gathering::WholeGranted granted, Commands &out)
         return;
     }
     for (size_t i = 0; i < call.wholes.size(); ++i) {
-        ranks_->queue.with(mutex_).gathers.release(
-            call.wholes[i], call.access, call.absent ? nullptr : &granted.grants[i], now(), out);
+        ranks_->queue.gathers.release(call.wholes[i], call.access,
+                                      call.absent ? nullptr : &granted.grants[i], dispatch_.now(),
+                                      out);
     }
 }
 
 void Runtime::refuse_call(gathering::WholeRefused refused, Commands &out)
 {
-    const RankQueue::Call call = ranks_->queue.with(mutex_).end_call(refused.call);
+    const RankQueue::Call call = ranks_->queue.end_call(refused.call);
     if (call.waiter) {
         call.waiter->whole_refused = refused.pinned;
         call.waiter->whole_spoilt = refused.spoils;
         call.waiter->whole_status = std::move(refused.status);
     } else if (refused.pinned) {
         for (const WholeId whole : call.wholes) {
-            ranks_->queue.with(mutex_).gathers.release(whole, call.access, nullptr, now(), out,
-                                                       end_of(refused.spoils));
+            ranks_->queue.gathers.release(whole, call.access, nullptr, dispatch_.now(), out,
+                                          end_of(refused.spoils));
         }
     }
 }
@@ -252,8 +251,8 @@ void Runtime::refuse_call(gathering::WholeRefused refused, Commands &out)
 void Runtime::give_up_wholes(Waiter &waiter)
 {
     if (waiter.whole_call == 0) return;
-    const auto found = ranks_->queue.with(mutex_).calls.find(waiter.whole_call);
-    if (found != ranks_->queue.with(mutex_).calls.end()) found->second.waiter = nullptr;
+    const auto found = ranks_->queue.calls.find(waiter.whole_call);
+    if (found != ranks_->queue.calls.end()) found->second.waiter = nullptr;
     waiter.whole_call = 0;
 }
 
@@ -261,21 +260,22 @@ void Runtime::give_up_wholes(Waiter &waiter)
 Status Runtime::fetch_wholes(Waiter &waiter)
 {
     STW_TRY(ask_wholes(waiter));
-    MutexLock lock(mutex_);
-    const residency::Instant begin = now();
+    MutexLock lock(dispatch_.mutex());
+    const residency::Instant begin = dispatch_.now();
     const bool answered =
         wait_ranks(waiter.begin, waiter.deadline, [&] { return waiter.whole_call == 0; });
     add_stall_of(waiter.plan.step, observe::Stall::kCollective, waiter.plan.gathered[0].tensor->id,
-                 begin, now());
+                 begin, dispatch_.now());
     if (answered) {
         lock.unlock();
         if (waiter.whole_refused) {
-            act([&](Core &, Commands &out) STW_REQUIRES(mutex_) { release_refused(waiter, out); });
+            dispatch_.act([&](Core &, Commands &out)
+                              STW_REQUIRES(runtime_lock) { release_refused(waiter, out); });
         }
         return waiter.whole_status;
     }
     give_up_wholes(waiter);
-    STW_TRY(interrupted_since(waiter.begin));
+    STW_TRY(dispatch_.interrupted_since(waiter.begin));
     return Status::error(STW_ERROR_TIMEOUT,
                          "%s was not gathered when the timeout passed; other ranks may "
                          "not have called, or are slow: the collective goes on without a view here",
@@ -287,10 +287,9 @@ void Runtime::release_wholes(Waiter &waiter, Commands &out)
 {
     for (size_t i = 0; i < waiter.whole_grants.size(); ++i) {
         const Range &range = waiter.plan.gathered[i];
-        ranks_->queue.with(mutex_).gathers.release(
-            range.tensor->sharding->whole_id, access_of(range.access),
-            is_absent(waiter.plan) ? nullptr : &waiter.whole_grants[i], now(), out,
-            end_of(range.access == STW_WRITE));
+        ranks_->queue.gathers.release(range.tensor->sharding->whole_id, access_of(range.access),
+                                      is_absent(waiter.plan) ? nullptr : &waiter.whole_grants[i],
+                                      dispatch_.now(), out, end_of(range.access == STW_WRITE));
     }
     waiter.whole_grants.clear();
 }
@@ -301,28 +300,28 @@ void Runtime::release_refused(Waiter &waiter, Commands &out)
 {
     if (!std::exchange(waiter.whole_refused, false)) return;
     for (const Range &range : waiter.plan.gathered) {
-        ranks_->queue.with(mutex_).gathers.release(range.tensor->sharding->whole_id,
-                                                   access_of(range.access), nullptr, now(), out,
-                                                   end_of(waiter.whole_spoilt));
+        ranks_->queue.gathers.release(range.tensor->sharding->whole_id, access_of(range.access),
+                                      nullptr, dispatch_.now(), out, end_of(waiter.whole_spoilt));
     }
 }
 
 void Runtime::undo_wholes(Waiter &waiter)
 {
     if (waiter.whole_grants.empty()) return;
-    act([&](Core &, Commands &out) STW_REQUIRES(mutex_) { release_wholes(waiter, out); });
+    dispatch_.act([&](Core &, Commands &out)
+                      STW_REQUIRES(runtime_lock) { release_wholes(waiter, out); });
 }
 
 // Under the lock, of an operation that is given up: true where it was at its wholes, and is over.
 bool Runtime::end_wholes_early(Waiter &waiter, Commands &out)
 {
     if (!ranks_.body) return false;
-    const bool granted = std::erase(ranks_->queue.with(mutex_).granted, &waiter) > 0;
+    const bool granted = std::erase(ranks_->queue.granted, &waiter) > 0;
     if (waiter.whole_call == 0 && !granted) return false;
     give_up_wholes(waiter);
     release_wholes(waiter, out);
     waiter.status = cancelled();
-    waiter.done.with(mutex_) = true;
+    waiter.done = true;
     tell_end(waiter);
     waiter.cv.notify_all();
     return true;
@@ -335,14 +334,14 @@ void Runtime::finish_gathered(Waiter &waiter)
     if (status.ok() && (needs_copies(waiter.plan) || !waiter.plan.ranges.empty())) {
         status = needs_copies(waiter.plan) ? start_snapshot(waiter) : start_fetch(waiter);
         if (status.ok()) {
-            MutexLock lock(mutex_);
-            if (!waiter.done.with(mutex_)) arm_timer(waiter.deadline);
+            MutexLock lock(dispatch_.mutex());
+            if (!waiter.done) dispatch_.arm_timer(waiter.deadline);
             return;
         }
     }
-    act([&](Core &, Commands &) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &, Commands &) STW_REQUIRES(runtime_lock) {
         waiter.status = std::move(status);
-        waiter.done.with(mutex_) = true;
+        waiter.done = true;
         tell_end(waiter);
         waiter.cv.notify_all();
     });
@@ -361,11 +360,11 @@ Status Runtime::release_whole(const ViewSlot &view, bool by_gate, uint32_t flags
     residency::Grant grant;
     grant.place = view.place;
     grant.by_gate = by_gate;
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         note_release({tensor->id, Access::kRead, shard_place(), 0, tensor->bytes}, view.step,
                      flags);
-        ranks_->queue.with(mutex_).gathers.release(
-            whole, access_of(access), view.absent ? nullptr : &grant, now(), out, end_of(abandon));
+        ranks_->queue.gathers.release(whole, access_of(access), view.absent ? nullptr : &grant,
+                                      dispatch_.now(), out, end_of(abandon));
         if (access == STW_READ || abandon || ranks_stopped()) return;
         auto next = std::make_unique<Collective>();
         next->kind = Collective::Kind::kKeep;
@@ -373,10 +372,10 @@ Status Runtime::release_whole(const ViewSlot &view, bool by_gate, uint32_t flags
         next->claim = core.claim();
         core.claim_tensor(next->claim, tensor->id);
         core.claim_tensor(next->claim, tensor->sharding->whole);
-        ranks_->queue.with(mutex_).gathers.keep(whole);
+        ranks_->queue.gathers.keep(whole);
         queue_collective(std::move(next));
     });
-    return sticky_error(tensor->id);
+    return errors_.of(tensor->id);
 }
 
 void Runtime::run_keep(Collective &work)
@@ -396,14 +395,14 @@ void Runtime::run_keep(Collective &work)
         status = copy_shard(tensor, work.claim, 0, tensor.bytes, whole + begin, true);
         give_pieces(waiter, asked, false);
     }
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         if (status.ok()) {
             core.mark_valid(tensor.id);
         } else {
             core.fail(tensor.id, status);
-            background(tensor.id, status);
+            errors_.add(tensor.id, status);
         }
-        ranks_->queue.with(mutex_).gathers.keep_over(sharding.whole_id, work.claim, now(), out);
+        ranks_->queue.gathers.keep_over(sharding.whole_id, work.claim, dispatch_.now(), out);
         core.unclaim_tensor(work.claim, tensor.id, false, out);
     });
 }
@@ -412,26 +411,26 @@ void Runtime::run_keep(Collective &work)
 Status Runtime::write_shards(stw_tensor *tensor, Commands &out)
 {
     if (!tensor->sharding || tensor->sharding->whole == residency::kNone) return {};
-    return ranks_->queue.with(mutex_).gathers.write(tensor->sharding->whole_id, out);
+    return ranks_->queue.gathers.write(tensor->sharding->whole_id, out);
 }
 
 // A gather ahead of its fetch may have the tensors: the ranks have agreed on it, so it ends soon.
 Status Runtime::await_gathers(stw_tensor *const *tensors, uint32_t n)
 {
     if (!ranks_.body) return {};
-    const residency::Instant begin = now();
-    const auto gathers = [&](const stw_tensor *tensor) STW_REQUIRES(mutex_) {
+    const residency::Instant begin = dispatch_.now();
+    const auto gathers = [&](const stw_tensor *tensor) STW_REQUIRES(runtime_lock) {
         const Sharding *sharding = tensor->sharding.get();
         return sharding && sharding->whole != residency::kNone &&
-               ranks_->queue.with(mutex_).gathers.gathering(sharding->whole_id);
+               ranks_->queue.gathers.gathering(sharding->whole_id);
     };
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     const bool over =
-        wait_ranks(begin, begin + ranks_->group.timeout_ns(), [&]() STW_REQUIRES(mutex_) {
+        wait_ranks(begin, begin + ranks_->group.timeout_ns(), [&]() STW_REQUIRES(runtime_lock) {
             return std::none_of(tensors, tensors + n, gathers);
         });
     if (over) return {};
-    STW_TRY(interrupted_since(begin));
+    STW_TRY(dispatch_.interrupted_since(begin));
     return Status::error(STW_ERROR_BUSY,
                          "%s is still being gathered: other ranks have not come that far",
                          tensor_text((*std::find_if(tensors, tensors + n, gathers))->name).c_str());
@@ -442,35 +441,36 @@ Status Runtime::may_unshard(const stw_tensor &tensor, Commands &out)
 {
     if (!tensor.sharding) return {};
     const Sharding &sharding = *tensor.sharding;
-    if (sharding.partial != residency::kNone) STW_TRY(core_.may_destroy(sharding.partial, out));
+    if (sharding.partial != residency::kNone)
+        STW_TRY(dispatch_.core.may_destroy(sharding.partial, out));
     if (sharding.whole == residency::kNone) return {};
-    if (ranks_->queue.with(mutex_).gathers.ledger().pinned(sharding.whole_id)) {
+    if (ranks_->queue.gathers.ledger().pinned(sharding.whole_id)) {
         return Status::error(STW_ERROR_BUSY, "%s has open views of its gathered whole",
                              tensor_text(tensor.name).c_str());
     }
-    return core_.may_destroy(sharding.whole, out);
+    return dispatch_.core.may_destroy(sharding.whole, out);
 }
 
 void Runtime::unshard(stw_tensor &tensor, Commands &out)
 {
     if (!tensor.sharding) return;
     Sharding &sharding = *tensor.sharding;
-    const auto destroy = [&](residency::TensorId id) STW_REQUIRES(mutex_) {
-        const Status status = core_.destroy(id, out);
+    const auto destroy = [&](residency::TensorId id) STW_REQUIRES(runtime_lock) {
+        const Status status = dispatch_.core.destroy(id, out);
         STW_ASSERT(status.ok());
     };
     if (sharding.partial != residency::kNone) destroy(sharding.partial);
     if (sharding.whole == residency::kNone) return;
-    const Status removed = ranks_->queue.with(mutex_).gathers.remove(sharding.whole_id, out);
+    const Status removed = ranks_->queue.gathers.remove(sharding.whole_id, out);
     STW_ASSERT(removed.ok());
-    ranks_->queue.with(mutex_).wholes[sharding.whole_id] = nullptr;
+    ranks_->queue.wholes[sharding.whole_id] = nullptr;
     destroy(sharding.whole);
 }
 
 void Runtime::update_shards(const stw_tensor *tensor, Commands &out)
 {
     if (!tensor->sharding || tensor->sharding->whole == residency::kNone) return;
-    ranks_->queue.with(mutex_).gathers.update(tensor->sharding->whole_id, out);
+    ranks_->queue.gathers.update(tensor->sharding->whole_id, out);
 }
 
 }  // namespace stepwell

@@ -23,14 +23,14 @@ bool is_a_stream(const void *stream)
 void Runtime::push_after_drain(ThreadState &state, residency::TensorId tensor, PlaceId place,
                                uint64_t step)
 {
-    if (!mutex_.try_lock()) return;
+    if (!dispatch_.mutex().try_lock()) return;
     try {
         drain_hits();
         (void)ViewTable::push_hit(state, tensor, place, step);
     } catch (const std::bad_alloc &) {
         // Then nobody hears of this one.
     }
-    mutex_.unlock();
+    dispatch_.mutex().unlock();
 }
 
 // Nobody is told yet: one of several that are pinned may be no hit, and then none was.
@@ -38,7 +38,7 @@ void Runtime::push_after_drain(ThreadState &state, residency::TensorId tensor, P
 [[gnu::always_inline]] inline uint32_t Runtime::pin_hit(const Range &range, uint64_t step)
 {
     ThreadState *state = views_.thread_state();
-    if (!state || errors_.load(std::memory_order_relaxed) != 0) return residency::kNone;
+    if (!state || errors_.any()) return residency::kNone;
     const uint32_t index = views_.take_slot(state);
     if (index == residency::kNone) return residency::kNone;
     if (!range.tensor->doors[range.place].gate.try_pin()) {
@@ -212,7 +212,7 @@ void *Runtime::arena_pointer(const Range &range, const residency::Grant &grant) 
     if (range.scratch == residency::kNone) {
         return static_cast<char *>(range.tensor->addresses[grant.place]) + range.byte_begin;
     }
-    return pack_addresses_[core_.pack_of(range.scratch)].at[grant.place];
+    return pack_addresses_[dispatch_.core.pack_of(range.scratch)].at[grant.place];
 }
 
 Status Runtime::fill_views(Waiter &waiter, stw_view *views_out)
@@ -240,7 +240,7 @@ Status Runtime::fill_views(Waiter &waiter, stw_view *views_out)
         for (const uint32_t slot : slots) views_.give_slot(state, slot);
         undo_grants(plan, waiter.grants);
         undo_wholes(waiter);
-        tiers_.log_failures(log_);
+        tiers_.log_failures(dispatch_.log);
         return ordered;
     }
     for (size_t i = 0; i < plan.ranges.size(); ++i) {
@@ -288,11 +288,10 @@ void Runtime::open_view(uint32_t slot, const Range &range, const residency::Gran
     void *pointer = nullptr;
     const void *there = nullptr;
     {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         pointer = range.byte_count > 0 ? view_pointer(range, grant) : nullptr;
         there = pointer ? arena_pointer(range, grant) : nullptr;
-        if (range.tensor->notes.with(mutex_).moved)
-            note_use(*range.tensor, waiter.begin, waiter.owner);
+        if (range.tensor->notes.moved) note_use(*range.tensor, waiter.begin, waiter.owner);
     }
     if (pointer && is_gathered(range)) {
         pointer = static_cast<char *>(pointer) + range.byte_begin;

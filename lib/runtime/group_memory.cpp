@@ -52,8 +52,8 @@ Status Runtime::open_group_memory()
     const stw_memory_info info = at.info();
     uint64_t used = 0;
     {
-        MutexLock lock(mutex_);
-        used = core_.budget_blocks(ranks.place) * block_bytes_;
+        MutexLock lock(dispatch_.mutex());
+        used = dispatch_.core.budget_blocks(ranks.place) * block_bytes_;
     }
     ranks.arena_bytes = info.bytes;
     ranks.device_bucket = at.base + used;
@@ -70,7 +70,8 @@ Status Runtime::register_group_memory(bool asked)
     if (asked) {
         const Status status = group.register_memory(tiers_[ranks.place].base, ranks.arena_bytes);
         ranks.registered = status.ok();
-        if (!status.ok()) log_.print(STW_LOG_WARNING, group.driver(), "%s", status.sentence());
+        if (!status.ok())
+            dispatch_.log.print(STW_LOG_WARNING, group.driver(), "%s", status.sentence());
     }
     const auto mine = static_cast<char>(ranks.registered);
     std::vector<char> all(group.size());
@@ -78,10 +79,11 @@ Status Runtime::register_group_memory(bool asked)
     const auto other = std::find(all.begin(), all.end(), 0);
     if (!ranks.registered || other == all.end()) return {};
     leave_group_memory();
-    log_.print(STW_LOG_WARNING, group.driver(),
-               "No memory is registered with the group: rank %u has none. Give the device of every "
-               "rank the same options.",
-               static_cast<uint32_t>(other - all.begin()));
+    dispatch_.log.print(
+        STW_LOG_WARNING, group.driver(),
+        "No memory is registered with the group: rank %u has none. Give the device of every "
+        "rank the same options.",
+        static_cast<uint32_t>(other - all.begin()));
     return {};
 }
 
@@ -180,8 +182,8 @@ Status Runtime::piece_of_shard(const stw_tensor &tensor, residency::FetchAsked a
     const bool reads = asked.requests[0].access == residency::Access::kRead;
     bool here = ranks_->on_device && reads;
     if (here) {
-        MutexLock lock(mutex_);
-        here = core_.spec(tensor.id).policy.home == ranks_->place;
+        MutexLock lock(dispatch_.mutex());
+        here = dispatch_.core.spec(tensor.id).policy.home == ranks_->place;
     }
     if (here) {
         *asked_out = asked;

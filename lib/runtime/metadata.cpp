@@ -27,27 +27,28 @@ uint64_t Runtime::metadata_bytes() const
         if (place.streams) streams += place.streams->metadata_bytes();
         if (place.slot_memory) streams += place.slot_memory->metadata_bytes();
     }
-    return streams + core_.metadata_bytes() + engine_->metadata_bytes() +
+    return streams + dispatch_.core.metadata_bytes() + engine_->metadata_bytes() +
            timeline_->metadata_bytes() + trace_.metadata_bytes() + views_.metadata_bytes() +
-           shown_bytes_ + handles_bytes_ + handles_.capacity() * sizeof(stw_tensor *) +
+           shown_bytes_ + handles_bytes_ + handles_.metadata_bytes() +
            pack_addresses_.capacity() * sizeof(PackAddresses) + steps_.metadata_bytes() +
            stalls_.metadata_bytes() + lookahead_bytes_ + plans_bytes() +
            (scratch_ ? scratch_->metadata_bytes() : 0) +
-           (has_policy() ? policy_bytes(core_.tensor_ids()) : 0);
+           (has_policy() ? policy_bytes(dispatch_.core.tensor_ids()) : 0);
 }
 
 // If 0: the worst case that the other limits allow, learned order of accesses included.
 Status Runtime::open_metadata(const stw_runtime_options &options)
 {
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     const uint64_t fixed = metadata_bytes();
     if (options.metadata_bytes == 0) {
-        plan_bytes_max_ = 2 * core_.metadata_bytes_max() + schedule::Trace::kBytesMax;
+        plan_bytes_max_ = 2 * dispatch_.core.metadata_bytes_max() + schedule::Trace::kBytesMax;
         metadata_budget_ =
-            fixed + core_.metadata_bytes_max() + schedule::Trace::kBytesMax + plan_bytes_max_ +
-            uint64_t{core_.tensors_max()} * (sizeof(stw_tensor) + name_bytes(kNameBytes) +
-                                             sizeof(void *) + sizeof(PackAddresses)) +
-            policy_bytes(core_.tensors_max()) + kOtherBytes;
+            fixed + dispatch_.core.metadata_bytes_max() + schedule::Trace::kBytesMax +
+            plan_bytes_max_ +
+            uint64_t{dispatch_.core.tensors_max()} * (sizeof(stw_tensor) + name_bytes(kNameBytes) +
+                                                      sizeof(void *) + sizeof(PackAddresses)) +
+            policy_bytes(dispatch_.core.tensors_max()) + kOtherBytes;
         return {};
     }
     metadata_budget_ = options.metadata_bytes;
@@ -81,12 +82,14 @@ std::string Runtime::metadata_text() const
 // Under the lock: may a tensor more be made? Asked before anything is.
 Status Runtime::metadata_room(const residency::TensorSpec &spec) const
 {
-    const uint64_t blocks = core_.block_ids() + (spec.bytes + block_bytes_ - 1) / block_bytes_;
-    const uint64_t growth =
-        core_.metadata_growth(spec) + sizeof(stw_tensor) + name_bytes(spec.name.size()) +
-        growth_bytes(handles_, core_.tensor_ids() + 1) +
-        growth_bytes(pack_addresses_, core_.pack_ids() + 1) + (has_policy() ? policy_bytes(1) : 0) +
-        (engine_->store() ? engine_->store()->growth_bytes(blocks) : 0);
+    const uint64_t blocks =
+        dispatch_.core.block_ids() + (spec.bytes + block_bytes_ - 1) / block_bytes_;
+    const uint64_t growth = dispatch_.core.metadata_growth(spec) + sizeof(stw_tensor) +
+                            name_bytes(spec.name.size()) +
+                            handles_.growth_bytes(dispatch_.core.tensor_ids() + 1) +
+                            growth_bytes(pack_addresses_, dispatch_.core.pack_ids() + 1) +
+                            (has_policy() ? policy_bytes(1) : 0) +
+                            (engine_->store() ? engine_->store()->growth_bytes(blocks) : 0);
     const uint64_t taken = metadata_taken();
     const uint64_t free = metadata_budget_ - std::min(metadata_budget_, taken);
     if (growth <= free) return {};
@@ -103,10 +106,10 @@ Status Runtime::metadata_room(const residency::TensorSpec &spec) const
 // So that nothing is left to be refused once the core has the tensor.
 void Runtime::prepare_tables(const residency::TensorSpec &wanted)
 {
-    grow_to_hold(handles_, core_.tensor_ids() + 1);
-    grow_to_hold(pack_addresses_, core_.pack_ids() + 1);
+    handles_.reserve(dispatch_.core.tensor_ids() + 1);
+    grow_to_hold(pack_addresses_, dispatch_.core.pack_ids() + 1);
     const uint64_t blocks = (wanted.bytes + block_bytes_ - 1) / block_bytes_;
-    if (engine_->store()) engine_->store()->reserve_ids(core_.block_ids() + blocks);
+    if (engine_->store()) engine_->store()->reserve_ids(dispatch_.core.block_ids() + blocks);
 }
 
 }  // namespace stepwell

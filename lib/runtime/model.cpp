@@ -114,21 +114,20 @@ std::vector<uint32_t> Runtime::blocks_of_others(const std::vector<TensorId> &use
     std::vector<uint32_t> blocks(tiers_.nvme() + 1);
     std::unordered_set<PackId> counted;
     for (const TensorId id : used) {
-        if (id < handles_.size() && handles_[id]) counted.insert(core_.pack_of(id));
+        if (handles_.at(id)) counted.insert(dispatch_.core.pack_of(id));
     }
-    for (const stw_tensor *tensor = first_tensor_; tensor;
-         tensor = tensor->notes.with(mutex_).next) {
-        if (core_.contents(tensor->id) == residency::Contents::kEmpty) continue;
-        const residency::Policy &policy = core_.spec(tensor->id).policy;
+    for (const stw_tensor *tensor = handles_.first(); tensor; tensor = tensor->notes.next) {
+        if (dispatch_.core.contents(tensor->id) == residency::Contents::kEmpty) continue;
+        const residency::Policy &policy = dispatch_.core.spec(tensor->id).policy;
         PlaceId place = kNoPlace;
         for (PlaceId at = 0; at <= tiers_.nvme(); ++at) {
-            const bool open = core_.budget_bytes(at) > 0;
+            const bool open = dispatch_.core.budget_bytes(at) > 0;
             if (open && (policy.allowed & (1u << at)) != 0) place = at;
         }
         if (policy.retention == residency::Retention::kPin) place = policy.home;
         if (place >= tiers_.nvme()) continue;
-        if (!counted.insert(core_.pack_of(tensor->id)).second) continue;
-        blocks[place] += core_.pack_blocks(tensor->id);
+        if (!counted.insert(dispatch_.core.pack_of(tensor->id)).second) continue;
+        blocks[place] += dispatch_.core.pack_blocks(tensor->id);
     }
     return blocks;
 }
@@ -145,7 +144,7 @@ residency::Config Runtime::room_beside(const std::vector<uint32_t> &others) cons
         place.cpu_access = tiers_[at].cpu_access;
         place.direct = tiers_[at].direct;
         place.maps = tiers_[at].maps;
-        const uint64_t blocks = core_.budget_bytes(at) / block_bytes_;
+        const uint64_t blocks = dispatch_.core.budget_bytes(at) / block_bytes_;
         place.blocks = static_cast<uint32_t>(blocks - std::min<uint64_t>(blocks, others[at]));
         config.places.push_back(place);
     }
@@ -217,8 +216,8 @@ void Runtime::copy_steps(const std::vector<const schedule::Step *> &steps, StepM
     model->ids = tensors_of(model->step);
     for (TensorId &id : model->ids) {
         model->specs.emplace_back();
-        if (id >= handles_.size() || !handles_[id]) continue;
-        model->specs.back() = core_.spec(id);
+        if (!handles_.at(id)) continue;
+        model->specs.back() = dispatch_.core.spec(id);
     }
     model->machine.config = room_beside(blocks_of_others(model->ids));
 }
@@ -257,7 +256,7 @@ Result<StepModel> Runtime::take_model(uint32_t phase) const
     StepModel model;
     const std::vector<observe::LinkTotal> totals = link_totals();
     {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         const schedule::Learned *way = newest(trace_.phase(phase));
         if (way) copy_steps({&way->events()}, &model);
         if (!way) {

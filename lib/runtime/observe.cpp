@@ -55,8 +55,8 @@ Status Runtime::tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stats
         return Status::error(STW_ERROR_INVALID, "there is no tier %u (%s) with device %u", tier,
                              report::tier_name(tier), device);
     }
-    MutexLock lock(mutex_);
-    const residency::PlaceUsage usage = core_.usage(place);
+    MutexLock lock(dispatch_.mutex());
+    const residency::PlaceUsage usage = dispatch_.core.usage(place);
     stw_tier_stats stats = STW_TIER_STATS_INIT;
     const bool host = tiers_.is_host(place);
     stats.staging_bytes = host ? staging_bytes_ : 0;
@@ -87,7 +87,7 @@ Status Runtime::tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stats
         stats.metadata_bytes = metadata_bytes();
         stats.metadata_budget_bytes = metadata_budget_;
     }
-    stats.tensors = tensors_live_;
+    stats.tensors = handles_.count();
     stats.evictions = usage.evictions;
     stats.planned_bytes = usage.planned.brought * block_bytes_;
     stats.planned_used_bytes = usage.planned.used * block_bytes_;
@@ -142,7 +142,7 @@ void Runtime::record_ranks(residency::TensorId tensor, residency::Instant begin,
 {
     observe::Span span;
     span.start_ns = begin;
-    span.end_ns = now();
+    span.end_ns = dispatch_.now();
     span.kind = observe::SpanKind::kTransfer;
     span.lane = STW_LINK_RANKS;
     span.id = observe::transfer_id(0, tensor);
@@ -255,13 +255,13 @@ Status Runtime::tell_waiting(Status status)
     constexpr uint32_t kEach = 4;
     if (status.code() != STW_ERROR_TIMEOUT) return status;
     const std::string transfers = engine_->describe_in_flight(kEach);
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     std::string &sentence = status.mutable_detail().sentence;
     const auto add = [&](const char *what, const std::string &text) {
         if (!text.empty()) sentence += format_text("; %s: %s", what, text.c_str());
     };
     add("in flight", transfers);
-    add("waiting", core_.describe_waiting(kEach));
+    add("waiting", dispatch_.core.describe_waiting(kEach));
     add("open views", describe_views(kEach));
     return status;
 }
@@ -275,16 +275,16 @@ void Runtime::log_timeout(const Status &status)
     std::string waiting;
     std::string views;
     {
-        MutexLock lock(mutex_);
-        waiting = core_.describe_waiting(kLinesMax);
+        MutexLock lock(dispatch_.mutex());
+        waiting = dispatch_.core.describe_waiting(kLinesMax);
         views = describe_views(kLinesMax);
     }
     const bool device = engine_->jobs_in_flight() > 0;
     const uint32_t level = device ? STW_LOG_WARNING : STW_LOG_INFO;
-    log_.print(level, "timeout", "%s In flight: %s", status.sentence(),
-               engine_->describe_in_flight(kLinesMax).c_str());
-    if (!waiting.empty()) log_.print(level, "timeout", "Waiting: %s", waiting.c_str());
-    if (!views.empty()) log_.print(level, "timeout", "Open views: %s", views.c_str());
+    dispatch_.log.print(level, "timeout", "%s In flight: %s", status.sentence(),
+                        engine_->describe_in_flight(kLinesMax).c_str());
+    if (!waiting.empty()) dispatch_.log.print(level, "timeout", "Waiting: %s", waiting.c_str());
+    if (!views.empty()) dispatch_.log.print(level, "timeout", "Open views: %s", views.c_str());
 }
 
 void Runtime::report_drivers(report::ReportData &data)
@@ -333,7 +333,7 @@ void Runtime::fill_report(report::ReportData &data)
     data.name = name_;
     data.version = stw_version_string();
     data.block_bytes = block_bytes_;
-    data.elapsed_ns = now() - opened_ns_;
+    data.elapsed_ns = dispatch_.now() - opened_ns_;
     data.threads = update_threads_;
     data.threads_why = update_threads_why_;
     for (PlaceId place = 0; place <= tiers_.nvme(); ++place) {
@@ -344,8 +344,8 @@ void Runtime::fill_report(report::ReportData &data)
         if (tiers_.place_of(tier.tier, tier.device) == residency::kNoPlace) continue;
         (void)tier_stats(tier.tier, tier.device, &tier.stats);
         if (tiers_.is_host(place) && scratch_) tier.scratch_allocator = scratch_->allocator();
-        MutexLock lock(mutex_);
-        tier.promised_bytes = core_.usage(place).promised_blocks * block_bytes_;
+        MutexLock lock(dispatch_.mutex());
+        tier.promised_bytes = dispatch_.core.usage(place).promised_blocks * block_bytes_;
         data.tiers.push_back(tier);
     }
     for (const observe::LinkTotal &total : link_totals()) {
@@ -357,21 +357,19 @@ void Runtime::fill_report(report::ReportData &data)
     report_drivers(data);
     data.history.timeline = timeline_->snapshot();
     const update::PipelineStats update = pipeline_->stats();
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     data.update = updates_;
     data.update.chunks = update.chunks;
     data.update.bytes = update.read_bytes + update.written_bytes;
     data.update.busy_ns = update.busy_ns;
     data.update.threads = update_threads_;
-    for (const stw_tensor *tensor = first_tensor_; tensor;
-         tensor = tensor->notes.with(mutex_).next) {
-        const uint64_t contributions = tensor->notes.with(mutex_).contributions;
+    for (const stw_tensor *tensor = handles_.first(); tensor; tensor = tensor->notes.next) {
+        const uint64_t contributions = tensor->notes.contributions;
         if (contributions == 0 || tensor->dtype == STW_F32) continue;
         data.half_sums.push_back({tensor->name, tensor->dtype, contributions});
     }
-    for (const stw_tensor *tensor = first_tensor_; tensor;
-         tensor = tensor->notes.with(mutex_).next) {
-        const TensorNotes &notes = tensor->notes.with(mutex_);
+    for (const stw_tensor *tensor = handles_.first(); tensor; tensor = tensor->notes.next) {
+        const TensorNotes &notes = tensor->notes;
         if (notes.read_touches + notes.write_touches == 0) continue;
         data.touches.push_back({tensor->name, notes.read_touches, notes.write_touches});
     }
@@ -387,12 +385,12 @@ void Runtime::fill_report(report::ReportData &data)
         data.phases.push_back(std::move(phase));
     }
     report_plans(data);
-    data.errors_total = errors_.load(std::memory_order_relaxed);
-    for (const auto &[tensor, status] : tensor_errors_) {
+    data.errors_total = errors_.count();
+    for (const auto &[tensor, status] : errors_.by_tensor()) {
         data.errors.push_back(
             {status.code(), status.detail() ? status.detail()->tensor : "", status.sentence(), 1});
     }
-    data.log_suppressed = log_.suppressed();
+    data.log_suppressed = dispatch_.log.suppressed();
     data.timeline_spans = timeline_->recorded();
     data.timeline_lost = timeline_->overwritten();
     report_waste(data);
@@ -412,10 +410,9 @@ void Runtime::report_history(report::HistoryData &data) const
 // Under the lock.
 std::vector<report::TensorName> Runtime::tensor_names() const
 {
-    std::vector<report::TensorName> names(handles_.size());
-    for (const stw_tensor *tensor = first_tensor_; tensor;
-         tensor = tensor->notes.with(mutex_).next) {
-        names[tensor->id] = {tensor->name, tensor->notes.with(mutex_).created_ns};
+    std::vector<report::TensorName> names(handles_.ids());
+    for (const stw_tensor *tensor = handles_.first(); tensor; tensor = tensor->notes.next) {
+        names[tensor->id] = {tensor->name, tensor->notes.created_ns};
     }
     return names;
 }
@@ -424,14 +421,13 @@ void Runtime::report_waste(report::ReportData &data) const
 {
     std::map<uint32_t, report::WasteReport> roles;
     std::set<residency::PackId> seen;
-    for (const stw_tensor *tensor = first_tensor_; tensor;
-         tensor = tensor->notes.with(mutex_).next) {
+    for (const stw_tensor *tensor = handles_.first(); tensor; tensor = tensor->notes.next) {
         report::WasteReport &role = roles[tensor->role];
         role.role = tensor->role;
         ++role.tensors;
         role.tensor_bytes += tensor->bytes;
-        if (!seen.insert(core_.pack_of(tensor->id)).second) continue;
-        role.charged_bytes += core_.pack_blocks(tensor->id) * block_bytes_;
+        if (!seen.insert(dispatch_.core.pack_of(tensor->id)).second) continue;
+        role.charged_bytes += dispatch_.core.pack_blocks(tensor->id) * block_bytes_;
     }
     for (auto &[number, role] : roles) data.waste.push_back(role);
 }
@@ -449,7 +445,7 @@ Status Runtime::write_timeline(const char *path)
     data.name = name_;
     data.origin_ns = opened_ns_;
     {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         for (const std::unique_ptr<Phase> &phase : phases_) data.phase_names.push_back(phase->name);
         data.tensors = tensor_names();
     }

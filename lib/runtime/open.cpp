@@ -9,11 +9,9 @@
 #include "lib/runtime/runtime.h"
 #include "lib/runtime/scoring.h"
 #include "lib/support/assert.h"
-#include "lib/support/signals.h"
 
 #include "drivers/registry.h"
 
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -283,28 +281,29 @@ Runtime::Runtime(const stw_runtime_options &options, stw_runtime *handle, uint64
       serial_(serials.fetch_add(1) + 1),
       name_(options.name ? options.name : program_invocation_short_name),
       block_bytes_(block_bytes_of(options)),
-      timeout_default_ns_(options.timeout_ns ? options.timeout_ns : kTimeoutDefaultNs),
       preset_(options.preset),
       operations_max_(options.operations_max ? options.operations_max : 4096),
       log_relay_(options.log && (options.flags & STW_RUNTIME_FAULT_IN) != 0
                      ? std::make_unique<observe::LogRelay>(options.log, options.log_user)
                      : nullptr),
-      log_(log_options(options, log_relay_.get())),
       tiers_(options.device_count),
-      views_(options.views_max ? options.views_max : 65536, serial_),
-      core_(tiers_config(options, whole_blocks, bucket_blocks(options)))
+      dispatch_(tiers_config(options, whole_blocks, bucket_blocks(options)), *this,
+                log_options(options, log_relay_.get()),
+                options.timeout_ns ? options.timeout_ns : kTimeoutDefaultNs),
+      views_(options.views_max ? options.views_max : 65536, serial_)
 {
-    loop_.add(*this);
+    dispatch_.add(*this);
+    dispatch_.add_answers();
     plans_ = (options.flags & STW_RUNTIME_NO_PLAN) == 0;
-    if (plans_) core_.set_victim_policy(&planned_);
+    if (plans_) dispatch_.core.set_victim_policy(&planned_);
     services_.struct_size = sizeof services_;
     services_.abi = STW_DRIVER_ABI;
     services_.user = this;
-    services_.now_ns = [](void *user) { return static_cast<Runtime *>(user)->now(); };
+    services_.now_ns = [](void *user) { return static_cast<Runtime *>(user)->dispatch_.now(); };
     services_.log = [](void *user, uint32_t level, const char *topic, const char *line) {
-        static_cast<Runtime *>(user)->log_.line(level, topic, line);
+        static_cast<Runtime *>(user)->dispatch_.log.line(level, topic, line);
     };
-    opened_ns_ = now();
+    opened_ns_ = dispatch_.now();
     update_blocks_.assign(options.device_count + 2, 0);
     for (uint32_t i = 0; i < options.device_count; ++i)
         update_blocks_[i] = options.devices[i].budget_bytes / block_bytes_;
@@ -324,7 +323,6 @@ Runtime::~Runtime()
     }
     pack_addresses_.clear();
     tiers_.close();
-    if (timer_fd_ >= 0) ::close(timer_fd_);
 }
 
 Result<Runtime *> Runtime::open(const stw_runtime_options &asked, stw_runtime *handle)
@@ -353,7 +351,7 @@ Result<Runtime *> Runtime::open(const stw_runtime_options &asked, stw_runtime *h
                                runtime->name_.c_str());
     }
     if (!status.ok()) {
-        (void)runtime->close_tiers(runtime->timeout_default_ns_);
+        (void)runtime->close_tiers(runtime->timeout(0));
         return status;
     }
     runtime->group_ = group.keep();
@@ -365,7 +363,7 @@ Status Runtime::open_memory(PlaceId place, const char *driver, memory::TierOptio
 {
     STW_TRY(find_driver(driver, "the driver of a tier", &asked.ops));
     asked.block_bytes = block_bytes_;
-    return tiers_.opening(place).open(services_, asked, log_);
+    return tiers_.opening(place).open(services_, asked, dispatch_.log);
 }
 
 Status Runtime::open_tiers(const stw_runtime_options &options)
@@ -398,7 +396,7 @@ Status Runtime::open_tiers(const stw_runtime_options &options)
     }
     if (log_relay_) STW_TRY(log_relay_->start());
     // The store before the memory: a full disk is told before gigabytes were touched.
-    profile::Tuning tuning(options, log_, services_);
+    profile::Tuning tuning(options, dispatch_.log, services_);
     std::unique_ptr<store::Store> store;
     STW_TRY(open_store(options, tuning, &store));
     if (store) tiers_.add_nvme();
@@ -410,7 +408,7 @@ Status Runtime::open_tiers(const stw_runtime_options &options)
     if (!timeline.ok()) return std::move(timeline.status());
     timeline_ = timeline.take();
     {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         steps_.open();
     }
     STW_TRY(open_engine(options, std::move(store)));
@@ -418,12 +416,8 @@ Status Runtime::open_tiers(const stw_runtime_options &options)
     profile_ = tuning.take_report();
     STW_TRY(open_metadata(options));
     STW_TRY(open_update(options.thread_count));
-    timer_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    if (timer_fd_ < 0) return Status::os_error(STW_ERROR_LIMIT, errno, "no eventfd for the timer");
     open_stats();
-    const SignalsBlocked signals;
-    timer_ = std::thread([this] { run_timer(); });
-    return {};
+    return dispatch_.start_timer();
 }
 
 Status Runtime::open_devices(const stw_runtime_options &options, bool streams)
@@ -520,7 +514,8 @@ Status Runtime::open_store(const stw_runtime_options &options, profile::Tuning &
     for (uint32_t i = 0; i < options.nvme_count; ++i) {
         const std::string &remark = (*store_out)->remark(i);
         if (remark.empty()) continue;
-        log_.print(STW_LOG_WARNING, "store", "'%s': %s", options.nvme[i].path, remark.c_str());
+        dispatch_.log.print(STW_LOG_WARNING, "store", "'%s': %s", options.nvme[i].path,
+                            remark.c_str());
     }
     return {};
 }
@@ -567,15 +562,7 @@ Status Runtime::close_tiers(uint64_t timeout_ns)
     if (pipeline_) STW_TRY(tell_waiting(pipeline_->close(timeout_ns)));
     stop_copier();
     planner_.stop();
-    if (timer_.joinable()) {
-        {
-            MutexLock lock(mutex_);
-            closing_ = true;
-        }
-        const uint64_t one = 1;
-        (void)!::write(timer_fd_, &one, sizeof one);
-        timer_.join();
-    }
+    dispatch_.stop_timer();
     close_durable(timeout_ns);
     if (engine_) STW_TRY(engine_->close(timeout_ns));
     leave_ranks();
@@ -585,12 +572,12 @@ Status Runtime::close_tiers(uint64_t timeout_ns)
 
 Status Runtime::close(uint64_t timeout_ns, bool deferred)
 {
-    const residency::Instant deadline = now() + timeout(timeout_ns);
+    const residency::Instant deadline = dispatch_.now() + dispatch_.timeout(timeout_ns);
     release_touches();
     uint32_t open = 0;
     uint64_t pieces = 0;
     {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         do {  // callbacks may make operations while they are waited for
             open = views_.open_views();
             pieces = scratch_pieces();
@@ -610,27 +597,26 @@ Status Runtime::close(uint64_t timeout_ns, bool deferred)
         STW_TRY(end_policy(timeout_ns));
         // Views outlive it, collectives do not: the program may end their engine as soon as this
         // returns. What was called for before is done, as far as the other ranks come to it.
-        (void)drain_ranks(now(), deadline);
+        (void)drain_ranks(dispatch_.now(), deadline);
         close_ranks();
-        log_.silence();
+        dispatch_.log.silence();
         if (log_relay_) log_relay_->silence();
         return Status::remark(STW_PENDING);
     }
     Status error = drain(timeout_ns);
     if (error.code() == STW_ERROR_TIMEOUT || error.code() == STW_ERROR_INTERRUPTED) return error;
     STW_TRY(end_policy(timeout_ns));
-    STW_TRY(close_tiers(timeout(timeout_ns)));
+    STW_TRY(close_tiers(dispatch_.timeout(timeout_ns)));
     if (log_relay_) log_relay_->stop();
-    MutexLock lock(mutex_);  // nobody else is left
-    for (stw_tensor *tensor = first_tensor_; tensor;) {
-        stw_tensor *next = tensor->notes.with(mutex_).next;
+    MutexLock lock(dispatch_.mutex());  // nobody else is left
+    for (stw_tensor *tensor = handles_.clear(); tensor;) {
+        stw_tensor *next = tensor->notes.next;
         tensor->runtime = nullptr;
         tensor->sharding.reset();
         std::string().swap(tensor->name);  // the handle's memory stays, what it owns goes
         tensor_pool.give(tensor);
         tensor = next;
     }
-    first_tensor_ = last_tensor_ = nullptr;
     for (const std::unique_ptr<Phase> &phase : phases_) {
         if (phase->handle) phase_pool.give(phase->handle);
     }

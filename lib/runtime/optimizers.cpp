@@ -38,8 +38,8 @@ Status mismatch(const stw_tensor *parameter, const char *why)
 // Half of the room that the CPU works in: the rest stays for what the program holds.
 uint64_t Runtime::update_window() const
 {
-    uint64_t room = core_.budget_blocks(tiers_.host());
-    if (room == 0) room = core_.budget_blocks(tiers_.nearest());
+    uint64_t room = dispatch_.core.budget_blocks(tiers_.host());
+    if (room == 0) room = dispatch_.core.budget_blocks(tiers_.nearest());
     return std::max<uint64_t>(room / 2, 4) * block_bytes_;
 }
 
@@ -57,7 +57,7 @@ Status Runtime::open_update(uint32_t asked)
     options.tiers = this;
     options.thread_count = std::min(threads.count, update::kThreadsMax);
     {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         options.window_bytes = update_window();
         options.device_windows = device_windows();
     }
@@ -65,8 +65,8 @@ Status Runtime::open_update(uint32_t asked)
     options.failed_user = this;
     options.failed = [](void *user, residency::TensorId tensor, const Status &cause) {
         auto *runtime = static_cast<Runtime *>(user);
-        MutexLock lock(runtime->mutex_);
-        runtime->background(tensor, cause);
+        MutexLock lock(runtime->dispatch_.mutex());
+        runtime->errors_.add(tensor, cause);
     };
     options.span_user = this;
     options.span = [](void *user, uint64_t start_ns, uint64_t end_ns, residency::TensorId tensor) {
@@ -139,7 +139,7 @@ Status Runtime::create_optimizer(const stw_optimizer_options &options,
         torch_order);
     if (!made.ok()) return std::move(made.status());
     body->optimizer = made.take();
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     grow_to_hold(optimizers_, optimizers_.size() + 1);
     stw_optimizer *optimizer = optimizer_pool.take();
     if (!optimizer) return Status::error(STW_ERROR_LIMIT, "no handle for another optimizer");
@@ -154,14 +154,14 @@ Status Runtime::create_optimizer(const stw_optimizer_options &options,
 // The list may grow meanwhile, by another thread; what it names stays where it is.
 Runtime::OptimizerBody &Runtime::body_of(const stw_optimizer *optimizer)
 {
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     return *optimizers_[optimizer->index];
 }
 
 std::vector<stw_tensor *> Runtime::held_by(const OptimizerBody &body) const
 {
-    MutexLock lock(mutex_);
-    return body.held.with(mutex_);
+    MutexLock lock(dispatch_.mutex());
+    return body.held;
 }
 
 Status Runtime::destroy_optimizer(stw_optimizer *optimizer)
@@ -184,17 +184,17 @@ Status Runtime::destroy_optimizer(stw_optimizer *optimizer)
         body.optimizer.reset();
         body.states.clear();
     }
-    MutexLock lock(mutex_);
-    for (stw_tensor *tensor : body.held.with(mutex_)) {
-        void *&holder = tensor->notes.with(mutex_).optimizer;
+    MutexLock lock(dispatch_.mutex());
+    for (stw_tensor *tensor : body.held) {
+        void *&holder = tensor->notes.optimizer;
         if (holder == &body) holder = nullptr;
     }
-    body.held.with(mutex_).clear();
+    body.held.clear();
     body.handle = nullptr;
     // A gradient may be in several.
     for (const std::unique_ptr<OptimizerBody> &other : optimizers_) {
-        for (stw_tensor *tensor : other->held.with(mutex_)) {
-            void *&holder = tensor->notes.with(mutex_).optimizer;
+        for (stw_tensor *tensor : other->held) {
+            void *&holder = tensor->notes.optimizer;
             if (!holder) holder = other.get();
         }
     }
@@ -228,8 +228,8 @@ Status Runtime::make_state(OptimizerBody &body, stw_tensor *parameter, const cha
         spec.partition_multiple = sharding->multiple;
     }
     {
-        MutexLock lock(mutex_);
-        spec.neighbour = core_.spec(parameter->id).neighbour;
+        MutexLock lock(dispatch_.mutex());
+        spec.neighbour = dispatch_.core.spec(parameter->id).neighbour;
     }
     stw_policy on_device = STW_POLICY_INIT;
     if (body.has_policy) spec.policy = &body.policy;
@@ -242,8 +242,8 @@ Status Runtime::make_state(OptimizerBody &body, stw_tensor *parameter, const cha
     grow_to_hold(body.states, body.states.size() + 1);
     STW_TRY(create_tensors(&spec, 1, &state.tensor));
     {
-        MutexLock lock(mutex_);
-        state.tensor->notes.with(mutex_).optimizer = &body;
+        MutexLock lock(dispatch_.mutex());
+        state.tensor->notes.optimizer = &body;
     }
     *id_out = state.tensor->id;
     body.states.push_back(std::move(state));
@@ -271,7 +271,7 @@ Status Runtime::check_entry(const OptimizerBody &body, const stw_optimizer_entry
     if (parameter->flags & STW_TENSOR_READ_ONLY) {
         return mismatch(parameter, "it is read-only; leave frozen parameters out");
     }
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     const OptimizerBody *holder = optimizer_of(*parameter);
     if (holder && holder != &body) {
         return Status::error(STW_ERROR_EXISTS, "%s is in another optimizer",
@@ -340,8 +340,8 @@ Status Runtime::take_parameters(OptimizerBody &body, const stw_optimizer_entry *
     std::vector<update::Entry> wanted;
     wanted.reserve(n);
     {
-        MutexLock lock(mutex_);
-        std::vector<stw_tensor *> &now_held = body.held.with(mutex_);
+        MutexLock lock(dispatch_.mutex());
+        std::vector<stw_tensor *> &now_held = body.held;
         grow_to_hold(now_held, now_held.size() + 2 * size_t{n});
     }
     std::vector<stw_tensor *> held;
@@ -376,10 +376,10 @@ Status Runtime::take_parameters(OptimizerBody &body, const stw_optimizer_entry *
     }
     body.shared_groups.merge(shared_groups);
     body.shared_hash = shared_hash;
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     for (stw_tensor *tensor : held) {
-        tensor->notes.with(mutex_).optimizer = &body;
-        body.held.with(mutex_).push_back(tensor);
+        tensor->notes.optimizer = &body;
+        body.held.push_back(tensor);
     }
     return {};
 }
@@ -387,10 +387,10 @@ Status Runtime::take_parameters(OptimizerBody &body, const stw_optimizer_entry *
 // Those made last, which nobody has used.
 void Runtime::forget_states(OptimizerBody &body, size_t keep, Commands &out)
 {
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     while (body.states.size() > keep) {
         stw_tensor *state = body.states.back().tensor;
-        if (state->notes.with(mutex_).restored) take_restored(state->name, false);
+        if (state->notes.restored) take_restored(state->name, false);
         unregister_tensor(state, out);
         body.states.pop_back();
     }
@@ -440,8 +440,8 @@ Status Runtime::find_parameter(const OptimizerBody &body, const stw_tensor *para
 {
     *updated_here = body.optimizer->has(parameter->id);
     if (*updated_here) return {};
-    MutexLock lock(mutex_);
-    const std::vector<stw_tensor *> &held = body.held.with(mutex_);
+    MutexLock lock(dispatch_.mutex());
+    const std::vector<stw_tensor *> &held = body.held;
     for (size_t i = 0; i < held.size(); i += 2) {
         if (held[i] == parameter) return {};
     }
@@ -511,8 +511,8 @@ bool Runtime::name_parameters(const OptimizerBody &body, const stw_update_option
         named->assign(options.parameters, options.parameters + options.parameter_count);
         return true;
     }
-    MutexLock lock(mutex_);
-    const std::vector<stw_tensor *> &held = body.held.with(mutex_);
+    MutexLock lock(dispatch_.mutex());
+    const std::vector<stw_tensor *> &held = body.held;
     if (std::none_of(held.begin(), held.end(), is_frozen)) return false;
     std::set<const stw_tensor *> seen;  // there may be an entry for each part
     for (size_t i = 0; i < held.size(); i += 2) {
@@ -548,19 +548,20 @@ Status Runtime::optimizer_step(stw_optimizer *optimizer, const stw_update_option
     step.gradient_scale = options.gradient_scale;
     step.clip_norm = options.clip_norm;
     step.norm_type = options.norm_type;
-    step.timeout_ns = timeout(options.timeout_ns);
+    step.timeout_ns = dispatch_.timeout(options.timeout_ns);
     update::StepResult result;
-    const residency::Instant begin = now();
+    const residency::Instant begin = dispatch_.now();
     Status status = ranks_.body ? step_on_ranks(body, tensors, step, &result)
                                 : body.optimizer->step(step, &result);
     if (result_out) {
-        MutexLock lock(mutex_);
-        add_stall_of(current_step(), observe::Stall::kUpdate, residency::kNone, begin, now());
+        MutexLock lock(dispatch_.mutex());
+        add_stall_of(current_step(), observe::Stall::kUpdate, residency::kNone, begin,
+                     dispatch_.now());
     }
     log_timeout(status);
     if (!status.ok()) return tell_waiting(std::move(status));
     if (result_out) fill_result(result, result_out);
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     updates_.steps += 1;
     updates_.skipped += result.skipped;
     updates_.parameters += result.updated;
@@ -572,14 +573,14 @@ Status Runtime::optimizer_step(stw_optimizer *optimizer, const stw_update_option
 Status Runtime::step_on_ranks(OptimizerBody &body, const std::vector<stw_tensor *> &tensors,
                               update::StepOptions step, update::StepResult *result)
 {
-    const residency::Instant begin = now();
+    const residency::Instant begin = dispatch_.now();
     const residency::Instant deadline = begin + step.timeout_ns;
     const bool here = works_here();
     STW_TRY(Status(ranks_->group.broken()));
     const auto work_until = [&](const std::function<bool()> &done) -> Status {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         if (wait_ranks(begin, deadline, done)) return {};
-        STW_TRY(interrupted_since(begin));
+        STW_TRY(dispatch_.interrupted_since(begin));
         return Status::error(STW_ERROR_TIMEOUT,
                              "the ranks had not agreed on the step of optimizer "
                              "'%s' when the timeout passed",
@@ -587,7 +588,7 @@ Status Runtime::step_on_ranks(OptimizerBody &body, const std::vector<stw_tensor 
     };
     const bool has_verdict = update::has_verdict(step);
     if (here) {
-        STW_TRY(work_until([&]() STW_REQUIRES(mutex_) {
+        STW_TRY(work_until([&]() STW_REQUIRES(runtime_lock) {
             return (!has_verdict || ranks_idle()) && body.optimizer->may_begin(step);
         }));
     }

@@ -21,8 +21,7 @@ struct Runtime::OptimizerBody {
     stw_optimizer *handle = nullptr;  // null once destroyed
     std::unique_ptr<update::Optimizer> optimizer;
     std::vector<OwnedState> states;
-    Guarded<std::vector<stw_tensor *>>
-        held;                          // by the runtime's lock: a parameter, its gradient, ...
+    std::vector<stw_tensor *> held STW_GUARDED_BY(runtime_lock);  // a parameter, its gradient, ...
     std::set<uint32_t> shared_groups;  // of parameters that all ranks update a part of
     uint64_t shared_hash = 0;          // of these parameters, their parts and groups
     // While `optimizer` gets entries or ends: a commit reads its counts on another thread. Before

@@ -15,7 +15,7 @@ Status Runtime::create_phase(const char *name, stw_phase **phase_out)
 {
     auto body = std::make_unique<Phase>();
     body->name = name ? name : "";
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     grow_to_hold(phases_, phases_.size() + 1);
     stw_phase *phase = phase_pool.take();
     if (!phase) return Status::error(STW_ERROR_LIMIT, "no handle is left for another phase");
@@ -29,7 +29,7 @@ Status Runtime::create_phase(const char *name, stw_phase **phase_out)
 
 Status Runtime::destroy_phase(stw_phase *phase)
 {
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     if (phases_[phase->index]->step != 0) {
         return Status::error(STW_ERROR_BUSY, "phase '%s' has an open step; end or abort it first",
                              phases_[phase->index]->name.c_str());
@@ -41,7 +41,7 @@ Status Runtime::destroy_phase(stw_phase *phase)
 
 uint64_t Runtime::step_of(const stw_phase *phase) const
 {
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     return phases_[phase->index]->step;
 }
 
@@ -49,7 +49,7 @@ Status Runtime::begin_step(stw_phase *phase)
 {
     release_touches();
     const std::vector<observe::LinkTotal> links = link_totals();
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     Phase &mine = *phases_[phase->index];
     if (mine.step != 0) {
         return Status::error(STW_ERROR_BUSY, "phase '%s' has an open step; end or abort it first",
@@ -58,7 +58,7 @@ Status Runtime::begin_step(stw_phase *phase)
     drain_hits();
     if (plans_) follow_plan(phase->index);
     mine.step = ((phase->index + 1ull) << 32) | ++mine.count;
-    mine.begin_ns = now();
+    mine.begin_ns = dispatch_.now();
     mine.planned = plans_ && trace_.begin_step(phase->index, mine.begin_ns);
     take_bandwidths(links);
     mine.account.begin(mine.begin_ns, links);
@@ -74,14 +74,14 @@ Status Runtime::end_step(stw_phase *phase, stw_step_stats *stats_out)
 {
     release_touches();
     const std::vector<observe::LinkTotal> links = link_totals();
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     const uint32_t index = phase->index;
     Phase &mine = *phases_[index];
     if (mine.step == 0) {
         return Status::error(STW_ERROR_INVALID, "phase '%s' has no open step", mine.name.c_str());
     }
     drain_hits();
-    const residency::Instant time = now();
+    const residency::Instant time = dispatch_.now();
     stw_step_stats stats{};
     stats.struct_size = sizeof stats;
     const observe::StepBound bound = mine.account.end(time, links, &stats);
@@ -109,7 +109,7 @@ Status Runtime::end_step(stw_phase *phase, stw_step_stats *stats_out)
     }
     sample_tiers(time);
     ask_policy();
-    Status error = first_error_;
+    Status error = errors_.first_locked();
     lock.unlock();
     ask_plan(index, links);
     plan_now();
@@ -126,7 +126,7 @@ void Runtime::sample_tiers(residency::Instant time)
         sample.kind = observe::SpanKind::kTierBytes;
         sample.lane = static_cast<uint16_t>(tiers_[place].kind);
         sample.detail = tiers_[place].device;
-        sample.bytes = core_.used_blocks(place) * block_bytes_;
+        sample.bytes = dispatch_.core.used_blocks(place) * block_bytes_;
         if (tiers_.is_host(place)) sample.bytes += kept_bytes();
         timeline_->record(sample);
     }
@@ -150,7 +150,7 @@ void Runtime::close_step(Phase &phase)
 
 void Runtime::note_reduced(stw_tensor *gradient, uint64_t step)
 {
-    ++gradient->notes.with(mutex_).contributions;
+    ++gradient->notes.contributions;
     if (step == 0) return;
     Phase &phase = *phases_[(step >> 32) - 1];
     if (phase.step == step) phase.reduced.push_back(gradient->id);
@@ -163,7 +163,7 @@ Status Runtime::abort_step(stw_phase *phase, void *stream)
     release_touches();
     uint64_t step = 0;
     {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         step = phases_[phase->index]->step;
         if (step == 0) {
             return Status::error(STW_ERROR_INVALID, "phase '%s' has no open step",
@@ -181,16 +181,16 @@ Status Runtime::abort_step(stw_phase *phase, void *stream)
     }
     std::vector<residency::TensorId> reduced;
     {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         Phase &mine = *phases_[phase->index];
         reduced.swap(mine.reduced);
-        if (plans_) trace_.end_step(phase->index, now(), false);
+        if (plans_) trace_.end_step(phase->index, dispatch_.now(), false);
         ++mine.aborted;
         close_step(mine);
     }
     std::sort(reduced.begin(), reduced.end());
     reduced.erase(std::unique(reduced.begin(), reduced.end()), reduced.end());
-    act([&](Core &, Commands &out) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &, Commands &out) STW_REQUIRES(runtime_lock) {
         for (const residency::TensorId tensor : reduced) drop_partial(tensor, out);
     });
     for (const residency::TensorId tensor : reduced) empty_behind(tensor);
@@ -232,7 +232,7 @@ void Runtime::add_stall_of(uint64_t step, observe::Stall cause, residency::Tenso
     span.detail = owner_number();
     span.id = tensor;
     timeline_->record(span);
-    const stw_tensor *handle = handle_of(tensor);
+    const stw_tensor *handle = handles_.at(tensor);
     stalls_.add(handle ? handle->name : std::string_view(), cause, end - begin);
     const uint32_t phase = phase_of(step);
     if (phase == schedule::kNoPhase) return;

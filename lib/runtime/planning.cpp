@@ -41,7 +41,7 @@ Runtime::PlanPause::~PlanPause()
 
 void Runtime::begin_pause()
 {
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         ++plan_pauses_;
         // Those that wait for somebody's view would be waited for with it.
         for (const std::unique_ptr<Phase> &phase : phases_) {
@@ -55,7 +55,7 @@ void Runtime::begin_pause()
 
 void Runtime::end_pause()
 {
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     --plan_pauses_;
     plan_due_ = true;
 }
@@ -87,7 +87,7 @@ void Runtime::note_fetch(const FetchPlan &plan)
 void Runtime::note_copies(const FetchPlan &plan)
 {
     std::vector<residency::Request> requests;
-    const auto add = [&](const Range &range) STW_REQUIRES(mutex_) {
+    const auto add = [&](const Range &range) STW_REQUIRES(runtime_lock) {
         if (range.byte_count == 0) return;
         note_access(range.tensor->id);
         requests.push_back({range.tensor->id, residency::Access::kRead, residency::kAnyCpuPlace,
@@ -136,10 +136,11 @@ void Runtime::note_fetched(uint32_t phase, schedule::Lane lane,
 {
     plan_due_ = true;
     if (!plans_ || phase == schedule::kNoPhase) return;
-    trace_.fetched(phase, lane, requests.data(), requests.size(), now());
+    trace_.fetched(phase, lane, requests.data(), requests.size(), dispatch_.now());
     for (const residency::Request &request : requests) {
         // Blocks behind it would be planned for another tensor, or for none.
-        STW_ASSERT(request.byte_begin + request.byte_count <= core_.spec(request.tensor).bytes);
+        STW_ASSERT(request.byte_begin + request.byte_count <=
+                   dispatch_.core.spec(request.tensor).bytes);
         planned_.access(lane, request.tensor);
     }
 }
@@ -150,20 +151,21 @@ void Runtime::note_update_end(const residency::Release &release)
     const residency::Request view{release.tensor, release.access, release.place, release.byte_begin,
                                   release.byte_count};
     const auto hint = release.far ? schedule::Hint::kFar : schedule::Hint::kNone;
-    trace_.released(phase_of(current_step()), schedule::Lane::kUpdate, view, hint, now());
+    trace_.released(phase_of(current_step()), schedule::Lane::kUpdate, view, hint, dispatch_.now());
 }
 
 void Runtime::note_release(const residency::Request &view, uint64_t step, uint32_t flags)
 {
     plan_due_ = true;
     if (!plans_) return;
-    trace_.released(phase_of(step), schedule::Lane::kProgram, view, hint_of(flags), now());
+    trace_.released(phase_of(step), schedule::Lane::kProgram, view, hint_of(flags),
+                    dispatch_.now());
 }
 
 void Runtime::note_discard(schedule::Lane lane, residency::TensorId tensor)
 {
     if (!plans_) return;
-    trace_.discarded(phase_of(current_step()), lane, tensor, now());
+    trace_.discarded(phase_of(current_step()), lane, tensor, dispatch_.now());
 }
 
 // --------------------------------------------------------------------------------- what follows --
@@ -173,11 +175,11 @@ void Runtime::look_ahead()
 {
     plan_due_ = false;
     plan_wake_ = residency::kNever;
-    if (!plans_ || closing_ || plan_pauses_ > 0) return;
+    if (!plans_ || dispatch_.is_closing() || plan_pauses_ > 0) return;
     drain_hits();
     for (const uint32_t phase : trace_.current()) look_ahead_in(phase);
     plan_due_ = false;  // hints that were answered at once are no news
-    arm_timer(plan_wake_);
+    dispatch_.arm_timer(plan_wake_);
 }
 
 void Runtime::look_ahead_in(uint32_t index)
@@ -186,12 +188,13 @@ void Runtime::look_ahead_in(uint32_t index)
     const schedule::PhaseTrace &forecast = *trace_.phase(index);
     if (!phase.handle || !forecast.has_forecast() || !make_lookahead(phase)) return;
     schedule::Lookahead &lookahead = *phase.lookahead;
-    const Instant time = now();
+    const Instant time = dispatch_.now();
     for (uint32_t i = 0; i < kHintsMax; ++i) {
-        const std::optional<residency::FetchAsked> asked = lookahead.next(core_, forecast, time);
+        const std::optional<residency::FetchAsked> asked =
+            lookahead.next(dispatch_.core, forecast, time);
         if (!asked) break;
-        lookahead.asked(core_.fetch(*asked, time, loop_.out));
-        loop_.run();
+        lookahead.asked(dispatch_.core.fetch(*asked, time, dispatch_.loop.out));
+        dispatch_.loop.run();
     }
     // Between steps nothing goes on that nobody hears of: what is to be tried again can wait.
     const Instant wake = lookahead.wake();
@@ -200,7 +203,8 @@ void Runtime::look_ahead_in(uint32_t index)
     for (PlaceId place = 0; place <= tiers_.host(); ++place) {
         const uint64_t horizon = lookahead.horizon(place);
         if (horizon == residency::kNever) continue;
-        if (core_.clean_ahead(place, horizon, loop_.out) > 0) loop_.run();
+        if (dispatch_.core.clean_ahead(place, horizon, dispatch_.loop.out) > 0)
+            dispatch_.loop.run();
     }
 }
 
@@ -285,7 +289,7 @@ void Runtime::take_bandwidths(const std::vector<observe::LinkTotal> &links)
 
 void Runtime::plan_now()
 {
-    act([&](Core &, Commands &) STW_REQUIRES(mutex_) { plan_due_ = true; });
+    dispatch_.act([&](Core &, Commands &) STW_REQUIRES(runtime_lock) { plan_due_ = true; });
 }
 
 // ------------------------------------------------------------------------------- declared steps --
@@ -335,7 +339,7 @@ Status Runtime::declare_step(stw_phase *phase, std::vector<DeclaredUse> uses)
     }
     const uint64_t events = step.size();
     const std::vector<observe::LinkTotal> links = link_totals();
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     const uint32_t index = phase->index;
     const Phase &mine = *phases_[index];
     if (mine.step != 0) {

@@ -30,7 +30,8 @@ uint64_t Runtime::room_number() const
 {
     uint64_t number = policies_changed_;
     for (PlaceId place = 0; place <= tiers_.nvme(); ++place) {
-        number = number * 0x9e3779b97f4a7c15 + core_.budget_bytes(place) / block_bytes_ + 1;
+        number =
+            number * 0x9e3779b97f4a7c15 + dispatch_.core.budget_bytes(place) / block_bytes_ + 1;
     }
     return number;
 }
@@ -45,13 +46,14 @@ uint64_t Runtime::plans_bytes() const
 // Of all packs, at each tier that has an order.
 uint64_t Runtime::rank_bytes() const
 {
-    return uint64_t{core_.pack_ids()} * (tiers_.host() + 1) * (residency::kRankBytes + kNodeBytes);
+    return uint64_t{dispatch_.core.pack_ids()} * (tiers_.host() + 1) *
+           (residency::kRankBytes + kNodeBytes);
 }
 
 // Under the lock. Plans that are not followed go for it.
 bool Runtime::make_plan_room(uint64_t bytes)
 {
-    const auto enough = [&]() STW_REQUIRES(mutex_) {
+    const auto enough = [&]() STW_REQUIRES(runtime_lock) {
         return plan_bytes_kept_ + rank_bytes() + bytes <= plan_bytes_max_;
     };
     while (!enough() || plans_made_.size() >= kPlansMax) {
@@ -74,7 +76,8 @@ std::unique_ptr<PlanWork> Runtime::plan_question(uint32_t phase)
 {
     const std::vector<schedule::Trace::Turn> round = trace_.round(phase);
     Phase &mine = *phases_[phase];
-    if (round.empty() || closing_ || plan_refused_ || plan_bytes_asked_ > 0) return nullptr;
+    if (round.empty() || dispatch_.is_closing() || plan_refused_ || plan_bytes_asked_ > 0)
+        return nullptr;
     auto work = std::make_unique<PlanWork>();
     work->varies = trace_.phase(phase)->varies();
     // The first step has neither caches that are filled nor updates from before it.
@@ -84,14 +87,15 @@ std::unique_ptr<PlanWork> Runtime::plan_question(uint32_t phase)
     if (!usual && !work->varies) return nullptr;
     // Where nothing had to leave there is nothing to choose.
     uint64_t evictions = 0;
-    for (PlaceId place = 0; place < tiers_.nvme(); ++place) evictions += core_.evictions(place);
+    for (PlaceId place = 0; place < tiers_.nvme(); ++place)
+        evictions += dispatch_.core.evictions(place);
     const bool declared = round.front().way->declared;
     if (!declared && evictions == std::exchange(mine.evictions, evictions)) return nullptr;
     std::vector<const schedule::Step *> steps = describe_work(round, work.get());
     if (is_answered(plans_made_, *work) || mine.plans.is_refused(work->room)) return nullptr;
     const PlanWork *earlier = find_same_steps(plans_made_, *work);
     if (earlier) work->whole_cpu_ns = earlier->whole_cpu_ns;
-    const uint64_t open_ns = now() - opened_ns_;
+    const uint64_t open_ns = dispatch_.now() - opened_ns_;
     const bool costly = PlanAsking::is_costly(planner_.cpu_ns() + work->whole_cpu_ns, open_ns);
     const uint64_t takes_ns = work->whole_cpu_ns / (costly ? PlanAsking::kAnewShare : 1);
     if (!mine.plans.may_ask(planner_.cpu_ns() + takes_ns, open_ns)) return nullptr;
@@ -121,7 +125,8 @@ uint64_t Runtime::planning_bytes(const std::vector<const schedule::Step *> &step
 {
     uint64_t events = 0;
     for (const schedule::Step *step : steps) events += step->size();
-    return kReplayShare * core_.metadata_bytes() + kEventShare * events * sizeof(schedule::Event);
+    return kReplayShare * dispatch_.core.metadata_bytes() +
+           kEventShare * events * sizeof(schedule::Event);
 }
 
 // What the plan would be for, and of which steps it is made.
@@ -156,7 +161,7 @@ void Runtime::ask_plan(uint32_t phase, const std::vector<observe::LinkTotal> &to
     std::unique_ptr<PlanWork> work;
     Status asked;
     try {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         take_plan();
         work = plan_question(phase);
         if (!work) return;
@@ -167,7 +172,7 @@ void Runtime::ask_plan(uint32_t phase, const std::vector<observe::LinkTotal> &to
     }
     if (asked.ok()) asked = planner_.ask(std::move(work));
     if (asked.ok()) return;
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     plan_bytes_asked_ = 0;
     plan_refused_ = asked.code() == STW_ERROR_LIMIT;
     note_line(STW_LOG_WARNING, "plan", asked);
@@ -176,7 +181,7 @@ void Runtime::ask_plan(uint32_t phase, const std::vector<observe::LinkTotal> &to
 // Under the lock. Said when it is free; without memory for it, not at all.
 void Runtime::note_line(uint32_t level, const char *topic, const Status &status)
 try {
-    log_lines_.push_back({level, topic, status.sentence()});
+    dispatch_.say(level, topic, status.sentence());
 } catch (const std::bad_alloc &) {
 }
 
@@ -244,8 +249,8 @@ PlanWork *Runtime::plan_for(uint32_t phase)
 void Runtime::follow_plan(uint32_t phase)
 {
     take_plan();
-    const bool alone =
-        std::none_of(phases_.begin(), phases_.end(), [&](const auto &other) STW_REQUIRES(mutex_) {
+    const bool alone = std::none_of(
+        phases_.begin(), phases_.end(), [&](const auto &other) STW_REQUIRES(runtime_lock) {
             return other->step != 0 && other.get() != phases_[phase].get();
         });
     PlanWork *work = alone ? plan_for(phase) : nullptr;
@@ -266,9 +271,9 @@ void Runtime::follow_plan(uint32_t phase)
     }
     const bool deviated = std::exchange(plan_deviations_, deviations) != deviations;
     if (other) {
-        core_.set_victim_policy(&planned_);
+        dispatch_.core.set_victim_policy(&planned_);
     } else if (work && deviated) {
-        core_.replan();  // what was not used as it was told is worth something else now
+        dispatch_.core.replan();  // what was not used as it was told is worth something else now
     }
 }
 

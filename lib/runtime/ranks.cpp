@@ -67,7 +67,7 @@ Runtime::Ranks::Ranks(Runtime &owner, stw_group *group_handle, PlaceId at, uint6
     : handle(group_handle),
       group(*group_handle->body),
       place(at),
-      queue(owner.core_, at, whole_blocks)
+      queue(owner.dispatch_.core, at, whole_blocks)
 {
 }
 
@@ -161,18 +161,18 @@ Status Runtime::open_ranks()
     if (!ranks_.body) return {};
     ranks_->place = tiers_.nearest();
     {
-        MutexLock lock(mutex_);
-        ranks_->queue.with(mutex_).gathers.set_place(tiers_.nearest());
-        loop_.add(ranks_->queue.with(mutex_).gathers);
+        MutexLock lock(dispatch_.mutex());
+        ranks_->queue.gathers.set_place(tiers_.nearest());
+        dispatch_.loop.add(ranks_->queue.gathers);
     }
     STW_TRY(open_group_memory());
     if (works_here()) return {};
     const SignalsBlocked signals;
     try {
         ranks_->thread = std::thread([this] {
-            MutexLock lock(mutex_);
-            while (!ranks_->queue.with(mutex_).stops) {
-                if (!work_one()) ranks_->wakes.wait(mutex_);
+            MutexLock lock(dispatch_.mutex());
+            while (!ranks_->queue.stops) {
+                if (!work_one()) ranks_->wakes.wait(dispatch_.mutex());
             }
         });
     } catch (const std::system_error &error) {
@@ -187,8 +187,8 @@ void Runtime::close_ranks()
 {
     if (!ranks_.body) return;
     {
-        MutexLock lock(mutex_);
-        ranks_->queue.with(mutex_).stops = true;
+        MutexLock lock(dispatch_.mutex());
+        ranks_->queue.stops = true;
     }
     ranks_->group.give_up();
     if (ranks_->replicas) ranks_->replicas->give_up();
@@ -200,7 +200,7 @@ void Runtime::close_ranks()
 // Of a deferred close: views that are released later start nothing any more. Under the lock.
 bool Runtime::ranks_stopped() const
 {
-    return ranks_.body && ranks_->queue.with(mutex_).stops;
+    return ranks_.body && ranks_->queue.stops;
 }
 
 // Once storage is closed.
@@ -217,10 +217,10 @@ void Runtime::leave_ranks()
 bool Runtime::ranks_idle() const
 {
     if (!ranks_.body) return true;
-    if (ranks_->queue.with(mutex_).stops)
-        return !ranks_->queue.with(mutex_).working;  // what is left in the queue is nobody's
-    return ranks_->queue.with(mutex_).collectives.empty() && !ranks_->queue.with(mutex_).working &&
-           ranks_->queue.with(mutex_).gathers.idle();
+    if (ranks_->queue.stops)
+        return !ranks_->queue.working;  // what is left in the queue is nobody's
+    return ranks_->queue.collectives.empty() && !ranks_->queue.working &&
+           ranks_->queue.gathers.idle();
 }
 
 bool Runtime::works_here() const
@@ -232,33 +232,32 @@ bool Runtime::works_here() const
 Status Runtime::drain_ranks(residency::Instant begin, residency::Instant deadline)
 {
     if (!ranks_.body) return {};
-    MutexLock lock(mutex_);
-    if (wait_ranks(begin, deadline, [this]() STW_REQUIRES(mutex_) { return ranks_idle(); }))
+    MutexLock lock(dispatch_.mutex());
+    if (wait_ranks(begin, deadline, [this]() STW_REQUIRES(runtime_lock) { return ranks_idle(); }))
         return {};
-    STW_TRY(interrupted_since(begin));
+    STW_TRY(dispatch_.interrupted_since(begin));
     return Status::error(STW_ERROR_TIMEOUT,
                          "%zu collectives of the group were still queued when the timeout passed; "
                          "other ranks have not called for them, or are slow",
-                         ranks_->queue.with(mutex_).collectives.size() +
-                             (ranks_->queue.with(mutex_).working ? 1 : 0));
+                         ranks_->queue.collectives.size() + (ranks_->queue.working ? 1 : 0));
 }
 
 // --------------------------------------------------------------------------------- the queue ----
 
 void Runtime::queue_collective(std::unique_ptr<Collective> next)
 {
-    ranks_->queue.with(mutex_).collectives.push_back(std::move(next));
+    ranks_->queue.collectives.push_back(std::move(next));
     ranks_news_ = true;
 }
 
 // Works on the front of the queue when it can be. False: there is nothing to do now.
 bool Runtime::work_one()
 {
-    RankQueue &queue = ranks_->queue.with(mutex_);
+    RankQueue &queue = ranks_->queue;
     if (!queue.granted.empty()) {
         Waiter &waiter = *queue.granted.front();
         queue.granted.pop_front();
-        const MutexUnlock unlocked(mutex_);
+        const MutexUnlock unlocked(dispatch_.mutex());
         finish_gathered(waiter);
         return true;
     }
@@ -269,12 +268,11 @@ bool Runtime::work_one()
     queue.collectives.pop_front();
     queue.working = work.get();
     {
-        const MutexUnlock unlocked(mutex_);
+        const MutexUnlock unlocked(dispatch_.mutex());
         run_collective(*work);
     }
     queue.working = nullptr;
-    ++progress_made_;
-    progress_.notify_all();
+    dispatch_.note_progress();
     tell_ranks();
     return true;
 }
@@ -319,9 +317,10 @@ bool Runtime::wait_ranks(residency::Instant begin, residency::Instant deadline,
 {
     Condition &news = works_here() ? ranks_->wakes : ranks_->answers;
     while (!done()) {
-        if (now() >= deadline || begin <= interrupted_at_) return false;
+        if (dispatch_.now() >= deadline || begin <= dispatch_.interrupted_at()) return false;
         if (works_here() && work_one()) continue;
-        (void)news.wait_until(mutex_, std::min<uint64_t>(deadline, now() + 100'000'000));
+        (void)news.wait_until(dispatch_.mutex(),
+                              std::min<uint64_t>(deadline, dispatch_.now() + 100'000'000));
     }
     return true;
 }
@@ -353,22 +352,22 @@ collective::Record Runtime::record_of(collective::Kind kind,
 Status Runtime::take_pieces(Waiter &waiter, residency::FetchAsked &asked)
 {
     asked.flags |= residency::kFetchInternal | residency::kFetchWaitRoom;
-    asked.deadline = std::min(asked.deadline, now() + ranks_->group.timeout_ns());
+    asked.deadline = std::min(asked.deadline, dispatch_.now() + ranks_->group.timeout_ns());
     waiter.grants.clear();
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
-        waiter.done.with(mutex_) = false;
-        waiter.fetch = core.fetch(asked, now(), out);
-        waiters_[waiter.fetch] = &waiter;
-        arm_timer(asked.deadline);
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
+        waiter.done = false;
+        waiter.fetch = core.fetch(asked, dispatch_.now(), out);
+        dispatch_.expect(waiter);
+        dispatch_.arm_timer(asked.deadline);
     });
-    MutexLock lock(mutex_);
-    while (!waiter.done.with(mutex_)) waiter.cv.wait(mutex_);
+    MutexLock lock(dispatch_.mutex());
+    while (!waiter.done) waiter.cv.wait(dispatch_.mutex());
     return std::move(waiter.status);
 }
 
 void Runtime::give_pieces(const Waiter &waiter, const residency::FetchAsked &asked, bool abandon)
 {
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         for (size_t i = 0; i < asked.requests.size(); ++i) {
             const residency::Request &request = asked.requests[i];
             residency::Release release;
@@ -380,7 +379,7 @@ void Runtime::give_pieces(const Waiter &waiter, const residency::FetchAsked &ask
             release.internal = true;
             release.claim = asked.claim;
             release.abandon = abandon && request.access != residency::Access::kRead;
-            core.release(release, now(), out);
+            core.release(release, dispatch_.now(), out);
         }
     });
 }
@@ -389,7 +388,7 @@ char *Runtime::bytes_at(residency::TensorId tensor, const residency::Grant &gran
 {
     update::Piece piece;
     piece.tensor = tensor;
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     return static_cast<char *>(piece_pointer(grant, piece));
 }
 
@@ -415,7 +414,7 @@ Status Runtime::copy_shard(const stw_tensor &tensor, residency::ClaimId claim, u
             update::Piece piece;
             piece.tensor = tensor.id;
             piece.byte_begin = at;
-            MutexLock lock(mutex_);
+            MutexLock lock(dispatch_.mutex());
             shard = static_cast<char *>(piece_pointer(waiter.grants[0], piece));
         }
         char *other = memory + (at - begin);
@@ -438,10 +437,10 @@ PlaceId Runtime::shard_place() const
 void Runtime::hint_shards()
 {
     constexpr size_t kAhead = 8;
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
-        std::deque<residency::FetchId> &hints = ranks_->queue.with(mutex_).hints;
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
+        std::deque<residency::FetchId> &hints = ranks_->queue.hints;
         while (!hints.empty() && !core.is_waiting(hints.front())) hints.pop_front();
-        const auto hint = [&](Collective &gather) {
+        const auto hint = [&](Collective &gather) STW_REQUIRES(runtime_lock) {
             uint64_t before = 0;
             for (const stw_tensor *tensor : gather.tensors) {
                 const bool there =
@@ -458,14 +457,14 @@ void Runtime::hint_shards()
                     asked.urgency = residency::Class::kPlanned;
                     asked.requests.push_back(
                         {tensor->id, residency::Access::kRead, residency::kAnyCpuPlace, at, count});
-                    hints.push_back(core.fetch(asked, now(), out));
+                    hints.push_back(core.fetch(asked, dispatch_.now(), out));
                     gather.hinted += count;
                 }
                 before += tensor->bytes;
             }
         };
-        if (ranks_->queue.with(mutex_).working) hint(*ranks_->queue.with(mutex_).working);
-        for (const std::unique_ptr<Collective> &next : ranks_->queue.with(mutex_).collectives) {
+        if (ranks_->queue.working) hint(*ranks_->queue.working);
+        for (const std::unique_ptr<Collective> &next : ranks_->queue.collectives) {
             if (hints.size() >= kAhead) break;
             if (next->kind == Collective::Kind::kGather) hint(*next);
         }

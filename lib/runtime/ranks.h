@@ -105,7 +105,7 @@ struct Runtime::Ranks {
     std::unique_ptr<collective::Node> host;         // with those of other groups; null: no replicas
     std::unique_ptr<collective::DiskShares> disks;  // null: nobody to share with
     residency::PlaceId place;                       // of wholes
-    Guarded<RankQueue> queue;                       // by the runtime's lock
+    RankQueue queue STW_GUARDED_BY(runtime_lock);
     // From here on used by the thread that executes collectives.
     std::vector<char> bucket;
     // Where collectives work on a device's memory: their streams as that device knows them, and the

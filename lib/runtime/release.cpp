@@ -74,22 +74,21 @@ Status Runtime::end_view(uint32_t index, ViewSlot &slot, memory::DeviceStreams::
             ViewTable::push_end(*state, tensor->id, place, step);
         }
         const bool last = tensor->doors[place].gate.unpin();
-        if (!last && (flags & kHints) == 0 && stuck_.load(std::memory_order_relaxed) == 0 &&
-            errors_.load(std::memory_order_relaxed) == 0) {
+        if (!last && (flags & kHints) == 0 && !dispatch_.has_stuck() && !errors_.any()) {
             return {};
         }
-        act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+        dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
             const bool far = (flags & STW_RELEASE_FAR) != 0;
             const bool near = (flags & STW_RELEASE_NEAR) != 0;
             // The hit itself is older than the hint.
             if (flags & kHints) drain_hits();
             if (flags & kHints) note_release(view, step, flags);
-            core.gate_idle(tensor->id, now(), out);
-            if (far || near) core.release_hint(tensor->id, place, far, now(), out);
+            core.gate_idle(tensor->id, dispatch_.now(), out);
+            if (far || near) core.release_hint(tensor->id, place, far, dispatch_.now(), out);
             if (flags & STW_RELEASE_DISCARD) status = core.discard(tensor->id, out);
         });
         if (!status.ok()) return status;
-        return sticky_error(tensor->id);
+        return errors_.of(tensor->id);
     }
     const ViewSlot copy{slot.serial.load(), tensor,     slot.byte_begin, slot.byte_count,
                         slot.step,          slot.owner, slot.scratch,    slot.access,
@@ -118,11 +117,11 @@ Status Runtime::end_view(uint32_t index, ViewSlot &slot, memory::DeviceStreams::
     release.abandon = (flags & STW_RELEASE_ABANDON) != 0 && copy.access != STW_READ;
     Measured measured = measure_gradient(copy, flags);
     uint64_t version = 0;
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         const residency::Request view{release.tensor, release.access, release.place,
                                       release.byte_begin, release.byte_count};
         note_release(view, copy.step, flags);
-        core.release(release, now(), out);
+        core.release(release, dispatch_.now(), out);
         version = core.version(tensor->id);
         if (copy.access == STW_READ && release.discard) status = core.discard(tensor->id, out);
         note_zeros(tensor->id);
@@ -132,7 +131,7 @@ Status Runtime::end_view(uint32_t index, ViewSlot &slot, memory::DeviceStreams::
         pipeline_->measured(tensor->id, measured.order, std::move(measured.measurement), version);
     }
     if (!status.ok()) return status;
-    return sticky_error(tensor->id);
+    return errors_.of(tensor->id);
 }
 
 // A gradient whose norm the next step will ask for, while its bytes are here and still the view's.
@@ -160,8 +159,8 @@ Runtime::Measured Runtime::measure_gradient(const ViewSlot &view, uint32_t flags
         all.tensor = view.tensor->id;
         const void *bytes = nullptr;
         {
-            MutexLock lock(mutex_);
-            bytes = piece_pointer(core_.location(all.tensor, view.place), all);
+            MutexLock lock(dispatch_.mutex());
+            bytes = piece_pointer(dispatch_.core.location(all.tensor, view.place), all);
         }
         measured.measurement = update::measure(bytes, view.tensor->dtype, parts);
     } catch (const std::bad_alloc &) {
@@ -180,8 +179,8 @@ Status Runtime::release_reduce(const ViewSlot &slot, uint32_t flags)
     release.place = slot.place;
     release.byte_count = buffer_bytes(slot);
     const bool drops = (flags & (STW_RELEASE_ABANDON | STW_RELEASE_DISCARD)) != 0;
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
-        core.release(release, now(), out);
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
+        core.release(release, dispatch_.now(), out);
         if (!drops) note_reduced(slot.tensor, slot.step);
     });
     if (drops) {
@@ -219,15 +218,15 @@ Status Runtime::release_converted(const ViewSlot &slot, uint32_t flags)
     release.place = slot.place;
     release.byte_count = buffer_bytes(slot);
     Status status;
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
-        core.release(release, now(), out);
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
+        core.release(release, dispatch_.now(), out);
         const Status gone = core.destroy(slot.scratch, out);
         STW_ASSERT(gone.ok());
         if (flags & STW_RELEASE_DISCARD) status = core.discard(tensor->id, out);
         note_zeros(tensor->id);
     });
     if (!status.ok()) return status;
-    return sticky_error(tensor->id);
+    return errors_.of(tensor->id);
 }
 
 // A view of the caller's memory: there is nothing to give back.
@@ -236,7 +235,7 @@ Status Runtime::release_copy(stw_view &view, uint32_t flags)
     view.cookie = 0;
     view.pointer = nullptr;
     if (flags & STW_RELEASE_DISCARD) STW_TRY(discard(&view.tensor, 1));
-    return sticky_error(view.tensor->id);
+    return errors_.of(view.tensor->id);
 }
 
 Status Runtime::share(const stw_view &view, stw_view *view_out)
@@ -329,7 +328,7 @@ Status Runtime::fetch_async(FetchPlan plan, stw_operation **operation_out)
     release_touches();
     STW_TRY(sticky_errors(plan));
     {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         if (operations_ >= operations_max_) {
             return Status::error(STW_ERROR_LIMIT,
                                  "%u operations exist, as many as operations_max allows; free "
@@ -340,7 +339,7 @@ Status Runtime::fetch_async(FetchPlan plan, stw_operation **operation_out)
     }
     const auto uncount = [this](stw_operation *unused) {
         if (unused) operation_pool.give(unused);
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         --operations_;
     };
     stw_operation *operation = nullptr;
@@ -361,6 +360,7 @@ Status Runtime::fetch_async(FetchPlan plan, stw_operation **operation_out)
     waiter->plan = std::move(plan);
     waiter->owner = owner_number();
     waiter->asynchronous = true;
+    waiter->listener = this;
     waiter->operation = operation;
     operation->runtime = handle_;
     operation->waiter = waiter;
@@ -372,12 +372,12 @@ Status Runtime::fetch_async(FetchPlan plan, stw_operation **operation_out)
                     : copies  ? start_snapshot(*waiter)
                               : start_fetch(*waiter);
     {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         if (nothing || !status.ok()) {
-            waiter->done.with(mutex_) = true;
+            waiter->done = true;
             waiter->status = std::move(status);
         }
-        if (!waiter->done.with(mutex_) && !copies) arm_timer(waiter->deadline);
+        if (!waiter->done && !copies) dispatch_.arm_timer(waiter->deadline);
     }
     *operation_out = operation;
     return {};
@@ -394,38 +394,38 @@ Status Runtime::freed_meanwhile()
 
 Status Runtime::poll(stw_operation *operation)
 {
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     const Waiter *waiter = operation->waiter;
     if (!waiter) return freed_meanwhile();
-    if (works_here() && !waiter->done.with(mutex_)) {
+    if (works_here() && !waiter->done) {
         (void)work_one();
         waiter = operation->waiter;
         if (!waiter) return freed_meanwhile();
     }
-    return waiter->done.with(mutex_) ? waiter->status : Status::remark(STW_PENDING);
+    return waiter->done ? waiter->status : Status::remark(STW_PENDING);
 }
 
 Status Runtime::wait(stw_operation *operation, uint64_t timeout_ns)
 {
-    const residency::Instant begin = now();
-    const residency::Instant deadline = begin + timeout(timeout_ns);
-    MutexLock lock(mutex_);
+    const residency::Instant begin = dispatch_.now();
+    const residency::Instant deadline = begin + dispatch_.timeout(timeout_ns);
+    MutexLock lock(dispatch_.mutex());
     Waiter *waiter = operation->waiter;
     if (!waiter) return freed_meanwhile();
-    if (!waiter->done.with(mutex_)) {
-        STW_TRY(interrupted_since(begin));
+    if (!waiter->done) {
+        STW_TRY(dispatch_.interrupted_since(begin));
         // Who comes back by himself may still release.
         sleep_on(*waiter, deadline, timeout_ns == 0);
     }
-    if (waiter->done.with(mutex_)) return waiter->status;
-    STW_TRY(interrupted_since(begin));
+    if (waiter->done) return waiter->status;
+    STW_TRY(dispatch_.interrupted_since(begin));
     return Status::remark(STW_PENDING);
 }
 
 // Under the lock. Of copies, the chunk at work is the last: then it is over.
 void Runtime::end_early(Waiter &waiter, Core &core, Commands &out)
 {
-    if (waiter.done.with(mutex_)) return;
+    if (waiter.done) return;
     waiter.cancelled = true;
     if (end_wholes_early(waiter, out)) return;
     core.cancel(waiter.fetch, cancelled(), out);
@@ -438,7 +438,7 @@ void Runtime::end_early(Waiter &waiter, Core &core, Commands &out)
 Status Runtime::cancel(stw_operation *operation)
 {
     Status status;
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         if (operation->waiter) {
             end_early(*operation->waiter, core, out);
         } else {
@@ -452,10 +452,10 @@ Status Runtime::collect(stw_operation *operation, void *stream, stw_view *views_
 {
     Waiter *waiter = nullptr;
     {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         waiter = operation->waiter;
         if (!waiter) return freed_meanwhile();
-        if (!waiter->done.with(mutex_)) return Status::remark(STW_PENDING);
+        if (!waiter->done) return Status::remark(STW_PENDING);
         STW_TRY(Status(waiter->status));
         if (waiter->collected) {
             return Status::error(STW_ERROR_INVALID, "the views of this operation were collected");
@@ -477,7 +477,7 @@ Status Runtime::collect(stw_operation *operation, void *stream, stw_view *views_
 Status Runtime::free_operation(stw_operation *operation)
 {
     Waiter *waiter = nullptr;
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         waiter = std::exchange(operation->waiter, nullptr);
         if (!waiter) return;
         operation_pool.retire(operation);
@@ -487,9 +487,9 @@ Status Runtime::free_operation(stw_operation *operation)
     if (!waiter) return freed_meanwhile();
     bool collected = false;
     {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         // The chunk that is just being copied is the last one.
-        while (!waiter->done.with(mutex_)) waiter->cv.wait(mutex_);
+        while (!waiter->done) waiter->cv.wait(dispatch_.mutex());
         collected = std::exchange(waiter->collected, true);
     }
     if (!collected) {
@@ -497,7 +497,7 @@ Status Runtime::free_operation(stw_operation *operation)
         undo_wholes(*waiter);
         drop_scratches(waiter->plan);
     }
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     --operations_;
     if (waiter->callback == Callback::kQueued) {
         // The callback runs, or has still to: when it returns, the rest goes.

@@ -76,7 +76,7 @@ Status Runtime::agree_sum(collective::Record mine, SumAgreed *agreed)
 Status Runtime::sum_over_ranks(residency::TensorId tensor, char *source, char *sums,
                                uint64_t elements, uint32_t dtype)
 {
-    const residency::Instant begin = now();
+    const residency::Instant begin = dispatch_.now();
     const uint64_t before = rank_totals().bytes;
     STW_TRY(sums == source ? ranks_->group.all_reduce(source, elements, dtype)
                            : ranks_->group.reduce_scatter(source, sums, elements, dtype));

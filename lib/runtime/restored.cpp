@@ -40,10 +40,10 @@ Status Runtime::check_durable(const stw_tensor_spec &spec, const residency::Poli
 Result<TensorId> Runtime::make_tensor(const residency::TensorSpec &wanted, const std::string &words,
                                       stw_tensor *tensor)
 {
-    tensor->notes.with(mutex_) = {};  // the handle may have been another tensor's
-    if (!wanted.durable) return core_.create(wanted);
-    const auto waits = durable_->tensors.with(mutex_).not_made.find(wanted.name);
-    const bool waited = waits != durable_->tensors.with(mutex_).not_made.end();
+    tensor->notes = {};  // the handle may have been another tensor's
+    if (!wanted.durable) return dispatch_.core.create(wanted);
+    const auto waits = durable_->tensors.not_made.find(wanted.name);
+    const bool waited = waits != durable_->tensors.not_made.end();
     const uint64_t slots = waited ? std::exchange(waits->second, 0) : 0;
     if (slots > 0) withhold_kept();
     Result<TensorId> made = make_durable(wanted, words, tensor);
@@ -54,9 +54,9 @@ Result<TensorId> Runtime::make_tensor(const residency::TensorSpec &wanted, const
         return made;
     }
     // The promise of what is frozen covers one copy, and it was not always that.
-    const uint64_t covered = core_.pack_blocks(made.value());
-    if (core_.is_frozen(made.value()) && slots > covered) {
-        note_gone(slots - covered, core_.pack_of(made.value()));
+    const uint64_t covered = dispatch_.core.pack_blocks(made.value());
+    if (dispatch_.core.is_frozen(made.value()) && slots > covered) {
+        note_gone(slots - covered, dispatch_.core.pack_of(made.value()));
         withhold_kept();
     }
     return made;
@@ -66,32 +66,31 @@ Result<TensorId> Runtime::make_durable(const residency::TensorSpec &wanted,
                                        const std::string &words, stw_tensor *tensor)
 {
     const store::StoredTensor *there = find_restored(wanted.name);
-    if (!there) return core_.create(wanted);
+    if (!there) return dispatch_.core.create(wanted);
     STW_TRY(check_restored(*there, words));
     Result<TensorId> made = restore_tensor(wanted, *there);
     if (!made.ok()) return made;
     take_restored(wanted.name, true);
-    tensor->notes.with(mutex_).restored = true;
-    tensor->notes.with(mutex_).kept = true;
+    tensor->notes.restored = true;
+    tensor->notes.kept = true;
     return made;
 }
 
 void Runtime::expect_tensors(store::Manifest manifest)
 {
-    MutexLock lock(mutex_);
-    durable_->tensors.with(mutex_).infos = durable_->generations->infos();
-    durable_->tensors.with(mutex_).blocks = std::move(manifest.blocks);
-    durable_->tensors.with(mutex_).packs.assign(durable_->tensors.with(mutex_).blocks.size(),
-                                                residency::kNone);
+    MutexLock lock(dispatch_.mutex());
+    durable_->tensors.infos = durable_->generations->infos();
+    durable_->tensors.blocks = std::move(manifest.blocks);
+    durable_->tensors.packs.assign(durable_->tensors.blocks.size(), residency::kNone);
     for (store::StoredTensor &tensor : manifest.tensors) {
         std::string name = tensor.name;
-        durable_->tensors.with(mutex_).tensors[std::move(name)].tensor = std::move(tensor);
+        durable_->tensors.tensors[std::move(name)].tensor = std::move(tensor);
     }
     for (store::StoredCount &count : manifest.counts) {
-        durable_->tensors.with(mutex_).counts[std::move(count.name)].count = count.count;
+        durable_->tensors.counts[std::move(count.name)].count = count.count;
     }
     for (const auto &[name, slots] : durable_->generations->slots_by_tensor()) {
-        durable_->tensors.with(mutex_).not_made[name] = slots;
+        durable_->tensors.not_made[name] = slots;
     }
     withhold_kept();
 }
@@ -100,70 +99,63 @@ void Runtime::expect_tensors(store::Manifest manifest)
 // kept of them, and the rest may be promised to nobody.
 void Runtime::withhold_kept()
 {
-    const uint64_t newest = durable_->tensors.with(mutex_).infos.empty()
-                                ? 0
-                                : durable_->tensors.with(mutex_).infos.front().id.number;
-    std::erase_if(durable_->tensors.with(mutex_).gone,
+    const uint64_t newest =
+        durable_->tensors.infos.empty() ? 0 : durable_->tensors.infos.front().id.number;
+    std::erase_if(durable_->tensors.gone,
                   [newest](const DurableTensors::Gone &gone) { return gone.until <= newest; });
     uint64_t blocks = 0;
-    for (const auto &[name, slots] : durable_->tensors.with(mutex_).not_made) blocks += slots;
-    for (const DurableTensors::Gone &gone : durable_->tensors.with(mutex_).gone)
-        blocks += gone.blocks;
-    core_.withhold(static_cast<uint32_t>(std::min<uint64_t>(blocks, UINT32_MAX)));
+    for (const auto &[name, slots] : durable_->tensors.not_made) blocks += slots;
+    for (const DurableTensors::Gone &gone : durable_->tensors.gone) blocks += gone.blocks;
+    dispatch_.core.withhold(static_cast<uint32_t>(std::min<uint64_t>(blocks, UINT32_MAX)));
 }
 
 // Under the lock: what is kept of something that goes now, or that no promise covers from now on,
 // is kept until so many more are committed. One that is on its way has it, too.
 void Runtime::note_gone(uint64_t blocks, residency::PackId pack)
 {
-    if (blocks == 0 ||
-        (durable_->tensors.with(mutex_).infos.empty() && !durable_->tensors.with(mutex_).commits))
-        return;
-    uint64_t newest = durable_->tensors.with(mutex_).infos.empty()
-                          ? 0
-                          : durable_->tensors.with(mutex_).infos.front().id.number;
-    if (durable_->tensors.with(mutex_).commits) ++newest;
-    durable_->tensors.with(mutex_).gone.push_back(
-        {blocks, newest + durable_->generations->kept_max(), pack});
+    if (blocks == 0 || (durable_->tensors.infos.empty() && !durable_->tensors.commits)) return;
+    uint64_t newest =
+        durable_->tensors.infos.empty() ? 0 : durable_->tensors.infos.front().id.number;
+    if (durable_->tensors.commits) ++newest;
+    durable_->tensors.gone.push_back({blocks, newest + durable_->generations->kept_max(), pack});
 }
 
 // Under the lock: slots that generations keep of its blocks at most.
 uint64_t Runtime::kept_slots(TensorId tensor) const
 {
-    const uint64_t blocks = core_.pack_blocks(tensor);
-    return core_.is_frozen(tensor) ? blocks : blocks * durable_->generations->kept_max();
+    const uint64_t blocks = dispatch_.core.pack_blocks(tensor);
+    return dispatch_.core.is_frozen(tensor) ? blocks : blocks * durable_->generations->kept_max();
 }
 
 // Under the lock. What was committed while it could be written is there in as many copies as before
 // until the generations that have it are dropped; when it is written again its promise covers them.
 Status Runtime::freeze_durable(TensorId tensor, bool frozen)
 {
-    const residency::PackId pack = core_.pack_of(tensor);
-    const auto kept = durable_->tensors.with(mutex_).packs_kept.find(pack);
+    const residency::PackId pack = dispatch_.core.pack_of(tensor);
+    const auto kept = durable_->tensors.packs_kept.find(pack);
     if (frozen) {
-        const bool was = core_.is_frozen(tensor);
+        const bool was = dispatch_.core.is_frozen(tensor);
         const uint64_t copies = kept_slots(tensor);
-        STW_TRY(core_.freeze(tensor, true));
-        if (was || !core_.is_frozen(tensor)) return {};
-        if (kept != durable_->tensors.with(mutex_).packs_kept.end() ||
-            durable_->tensors.with(mutex_).commits)
+        STW_TRY(dispatch_.core.freeze(tensor, true));
+        if (was || !dispatch_.core.is_frozen(tensor)) return {};
+        if (kept != durable_->tensors.packs_kept.end() || durable_->tensors.commits)
             note_gone(copies, pack);
     } else {
         std::vector<DurableTensors::Gone> covered;
-        std::erase_if(durable_->tensors.with(mutex_).gone, [&](const DurableTensors::Gone &gone) {
+        std::erase_if(durable_->tensors.gone, [&](const DurableTensors::Gone &gone) {
             if (gone.pack == pack) covered.push_back(gone);
             return gone.pack == pack;
         });
         withhold_kept();
-        Status status = core_.freeze(tensor, false);
+        Status status = dispatch_.core.freeze(tensor, false);
         if (!status.ok()) {
-            durable_->tensors.with(mutex_).gone.insert(durable_->tensors.with(mutex_).gone.end(),
-                                                       covered.begin(), covered.end());
+            durable_->tensors.gone.insert(durable_->tensors.gone.end(), covered.begin(),
+                                          covered.end());
             withhold_kept();
             return status;
         }
     }
-    if (kept != durable_->tensors.with(mutex_).packs_kept.end()) kept->second = kept_slots(tensor);
+    if (kept != durable_->tensors.packs_kept.end()) kept->second = kept_slots(tensor);
     withhold_kept();
     return {};
 }
@@ -173,14 +165,14 @@ Status Runtime::check_thawed(const stw_tensor &tensor) const
 {
     constexpr uint32_t kBoth = STW_TENSOR_READ_ONLY | STW_TENSOR_DURABLE;
     if ((tensor.flags & kBoth) != kBoth) return {};
-    if (tensor.notes.with(mutex_).kept) {
+    if (tensor.notes.kept) {
         return Status::error(STW_ERROR_INVALID,
                              "%s is frozen and durable, and a generation has what it "
                              "holds, of which there is one copy; let it be written again with "
                              "stw_tensor_freeze",
                              tensor_text(tensor.name).c_str());
     }
-    if (!durable_->tensors.with(mutex_).commits) return {};
+    if (!durable_->tensors.commits) return {};
     return Status::error(STW_ERROR_BUSY,
                          "%s is frozen and durable, and a commit is under way that may "
                          "have what it holds; write it before or behind that",
@@ -191,22 +183,21 @@ Status Runtime::check_thawed(const stw_tensor &tensor) const
 void Runtime::note_kept(const CommitWork &work)
 {
     uint64_t not_made = 0;
-    for (const auto &[name, slots] : durable_->tensors.with(mutex_).not_made) not_made += slots;
+    for (const auto &[name, slots] : durable_->tensors.not_made) not_made += slots;
     // These are in the generations up to the one before.
     if (not_made > 0) {
-        durable_->tensors.with(mutex_).gone.push_back(
+        durable_->tensors.gone.push_back(
             {not_made, work.generation - 1 + durable_->generations->kept_max()});
     }
-    durable_->tensors.with(mutex_).not_made.clear();
+    durable_->tensors.not_made.clear();
     for (stw_tensor *tensor : work.tensors) {
-        if (core_.contents(tensor->id) == residency::Contents::kEmpty) continue;
-        tensor->notes.with(mutex_).kept = true;
-        durable_->tensors.with(mutex_).packs_kept[core_.pack_of(tensor->id)] =
-            kept_slots(tensor->id);
+        if (dispatch_.core.contents(tensor->id) == residency::Contents::kEmpty) continue;
+        tensor->notes.kept = true;
+        durable_->tensors.packs_kept[dispatch_.core.pack_of(tensor->id)] = kept_slots(tensor->id);
     }
-    durable_->tensors.with(mutex_).tensors.clear();
-    durable_->tensors.with(mutex_).counts.clear();
-    durable_->tensors.with(mutex_).blocks_of_packs.clear();
+    durable_->tensors.tensors.clear();
+    durable_->tensors.counts.clear();
+    durable_->tensors.blocks_of_packs.clear();
     withhold_kept();
 }
 
@@ -216,32 +207,31 @@ void Runtime::note_left_out(CommitWork *work)
 {
     std::set<std::string_view> made;
     for (const stw_tensor *tensor : work->tensors) made.insert(tensor->name);
-    const uint64_t resumed = durable_->tensors.with(mutex_).infos.empty()
-                                 ? 0
-                                 : durable_->tensors.with(mutex_).infos.front().id.number;
+    const uint64_t resumed =
+        durable_->tensors.infos.empty() ? 0 : durable_->tensors.infos.front().id.number;
     const std::string *first = nullptr;
-    for (auto &[name, entry] : durable_->tensors.with(mutex_).tensors) {
+    for (auto &[name, entry] : durable_->tensors.tensors) {
         const bool there = (entry.tensor.flags & store::StoredTensor::kHasContents) != 0;
         if (!there || entry.taken || made.count(name) > 0) continue;
         ++work->left_out;
         if (!first) first = &name;
         if (std::exchange(entry.told, true)) continue;
-        log_lines_.push_back(
-            {STW_LOG_WARNING, "commit",
-             format_text("durable tensor '%s' of generation %" PRIu64
-                         ", which was resumed, was not created again, so the next one leaves it "
-                         "out",
-                         name.c_str(), resumed)});
+        dispatch_.say(
+            STW_LOG_WARNING, "commit",
+            format_text("durable tensor '%s' of generation %" PRIu64
+                        ", which was resumed, was not created again, so the next one leaves it "
+                        "out",
+                        name.c_str(), resumed));
     }
-    for (auto &[name, count] : durable_->tensors.with(mutex_).counts) {
+    for (auto &[name, count] : durable_->tensors.counts) {
         if (count.count == 0 || count.taken || std::exchange(count.told, true)) continue;
-        log_lines_.push_back(
-            {STW_LOG_WARNING, "commit",
-             format_text("the updates of '%s' (optimizer and parameter), %" PRIu64
-                         " in generation %" PRIu64
-                         ", which was resumed, were not asked for by stw_optimizer_add, so the "
-                         "next one leaves their number out",
-                         name.c_str(), count.count, resumed)});
+        dispatch_.say(
+            STW_LOG_WARNING, "commit",
+            format_text("the updates of '%s' (optimizer and parameter), %" PRIu64
+                        " in generation %" PRIu64
+                        ", which was resumed, were not asked for by stw_optimizer_add, so the "
+                        "next one leaves their number out",
+                        name.c_str(), count.count, resumed));
     }
     if (!work->complete || work->left_out == 0 || !work->cause.ok()) return;
     work->cause = Status::error(
@@ -257,9 +247,8 @@ void Runtime::note_left_out(CommitWork *work)
 const store::StoredTensor *Runtime::find_restored(const std::string &name) const
 {
     if (!durable_.body) return nullptr;
-    const auto found = durable_->tensors.with(mutex_).tensors.find(name);
-    if (found == durable_->tensors.with(mutex_).tensors.end() || found->second.taken)
-        return nullptr;
+    const auto found = durable_->tensors.tensors.find(name);
+    if (found == durable_->tensors.tensors.end() || found->second.taken) return nullptr;
     const bool there = (found->second.tensor.flags & store::StoredTensor::kHasContents) != 0;
     return there ? &found->second.tensor : nullptr;
 }
@@ -268,8 +257,8 @@ const store::StoredTensor *Runtime::find_restored(const std::string &name) const
 void Runtime::take_restored(const std::string &name, bool taken)
 {
     if (!durable_.body) return;
-    const auto found = durable_->tensors.with(mutex_).tensors.find(name);
-    if (found != durable_->tensors.with(mutex_).tensors.end()) found->second.taken = taken;
+    const auto found = durable_->tensors.tensors.find(name);
+    if (found != durable_->tensors.tensors.end()) found->second.taken = taken;
 }
 
 Status Runtime::check_restored(const store::StoredTensor &there, const std::string &words)
@@ -316,28 +305,27 @@ Result<TensorId> Runtime::restore_tensor(const residency::TensorSpec &wanted,
                              tensor_text(there.name).c_str(), there.offset, wanted.align_bytes);
     }
     for (const uint32_t block : there.blocks) stored.there.push_back(block != store::kNoBlock);
-    if (stored.shares) stored.pack = durable_->tensors.with(mutex_).packs[there.blocks[0]];
-    Result<TensorId> made = core_.restore(wanted, stored);
+    if (stored.shares) stored.pack = durable_->tensors.packs[there.blocks[0]];
+    Result<TensorId> made = dispatch_.core.restore(wanted, stored);
     if (!made.ok()) return made;
-    const residency::PackId pack = core_.pack_of(made.value());
+    const residency::PackId pack = dispatch_.core.pack_of(made.value());
     const bool joined = stored.shares && pack == stored.pack;
-    const residency::TensorBlocks lies = core_.blocks_of(made.value());
+    const residency::TensorBlocks lies = dispatch_.core.blocks_of(made.value());
     Status status;
     for (uint32_t i = 0; i < there.blocks.size() && !joined && status.ok(); ++i) {
         if (there.blocks[i] == store::kNoBlock) continue;
-        status = engine_->store()->adopt(lies.first + i,
-                                         durable_->tensors.with(mutex_).blocks[there.blocks[i]]);
+        status = engine_->store()->adopt(lies.first + i, durable_->tensors.blocks[there.blocks[i]]);
     }
     if (!status.ok()) {
         Commands out;
-        (void)core_.destroy(made.value(), out);
+        (void)dispatch_.core.destroy(made.value(), out);
         forget_unused(out);
         return status;
     }
-    if (!joined) durable_->tensors.with(mutex_).packs_kept[pack] = kept_slots(made.value());
+    if (!joined) durable_->tensors.packs_kept[pack] = kept_slots(made.value());
     if (stored.shares && !joined) {
-        durable_->tensors.with(mutex_).packs[there.blocks[0]] = pack;
-        durable_->tensors.with(mutex_).blocks_of_packs[pack] = there.blocks[0];
+        durable_->tensors.packs[there.blocks[0]] = pack;
+        durable_->tensors.blocks_of_packs[pack] = there.blocks[0];
     }
     return made;
 }
@@ -346,27 +334,27 @@ Result<TensorId> Runtime::restore_tensor(const residency::TensorSpec &wanted,
 void Runtime::forget_pack(residency::PackId pack)
 {
     if (!durable_.body) return;
-    for (DurableTensors::Gone &gone : durable_->tensors.with(mutex_).gone) {
+    for (DurableTensors::Gone &gone : durable_->tensors.gone) {
         if (gone.pack == pack) gone.pack = residency::kNone;
     }
-    const auto kept = durable_->tensors.with(mutex_).packs_kept.find(pack);
-    if (kept != durable_->tensors.with(mutex_).packs_kept.end()) {
+    const auto kept = durable_->tensors.packs_kept.find(pack);
+    if (kept != durable_->tensors.packs_kept.end()) {
         note_gone(kept->second);
-        durable_->tensors.with(mutex_).packs_kept.erase(kept);
+        durable_->tensors.packs_kept.erase(kept);
         withhold_kept();
     }
-    const auto found = durable_->tensors.with(mutex_).blocks_of_packs.find(pack);
-    if (found == durable_->tensors.with(mutex_).blocks_of_packs.end()) return;
-    durable_->tensors.with(mutex_).packs[found->second] = residency::kNone;
-    durable_->tensors.with(mutex_).blocks_of_packs.erase(found);
+    const auto found = durable_->tensors.blocks_of_packs.find(pack);
+    if (found == durable_->tensors.blocks_of_packs.end()) return;
+    durable_->tensors.packs[found->second] = residency::kNone;
+    durable_->tensors.blocks_of_packs.erase(found);
 }
 
 uint64_t Runtime::restored_count(const std::string &name)
 {
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     if (!durable_.body) return 0;
-    const auto found = durable_->tensors.with(mutex_).counts.find(name);
-    if (found == durable_->tensors.with(mutex_).counts.end()) return 0;
+    const auto found = durable_->tensors.counts.find(name);
+    if (found == durable_->tensors.counts.end()) return 0;
     found->second.taken = true;
     return found->second.count;
 }

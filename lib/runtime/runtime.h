@@ -16,9 +16,9 @@
 #include "lib/observe/timeline.h"
 #include "lib/profile/tuning.h"
 #include "lib/report/report.h"
-#include "lib/residency/command_loop.h"
-#include "lib/residency/core.h"
-#include "lib/runtime/handles.h"
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/dispatch/errors.h"
+#include "lib/runtime/handles/table.h"
 #include "lib/runtime/planner.h"
 #include "lib/runtime/touches.h"
 #include "lib/runtime/views.h"
@@ -48,75 +48,7 @@
 
 namespace stepwell {
 
-constexpr uint64_t kTimeoutDefaultNs = 300ull * 1000 * 1000 * 1000;
-// Beside STW_RELEASE_*: this rank has no gradient, and joins in for the others' sake.
-constexpr uint32_t kReleaseNothing = 1u << 31;
-
 struct PieceFetch;
-
-// What one requested range became. Filled before the fetch, completed by its grant.
-struct Range {
-    stw_tensor *tensor = nullptr;
-    uint32_t access = STW_READ;
-    uint32_t scope = STW_WHOLE;
-    residency::PlaceId place = 0;
-    uint64_t element_begin = 0;
-    uint64_t element_count = 0;
-    uint64_t byte_begin = 0;
-    uint64_t byte_count = 0;
-    residency::TensorId scratch = residency::kNone;  // private buffer: of a reduce, or converted
-    uint32_t dtype = 0;                              // of the view; 0: the tensor's
-    uint32_t index = 0;                              // of the request in its call
-    void *into = nullptr;                            // memory of the caller's
-};
-
-residency::Access access_of(uint32_t access);  // STW_READ .. STW_REDUCE
-
-// Of the view, in its dtype.
-uint64_t view_bytes(const Range &range);
-
-// Of all ranks, for which there is a collective.
-inline bool is_gathered(const Range &range)
-{
-    return range.tensor->sharding && range.scope == STW_WHOLE && range.access != STW_REDUCE &&
-           range.tensor->sharding->is_sharded();
-}
-// Its elements are those of all ranks, and not a part of the shard that the core knows.
-inline bool is_of_ranks(const Range &range)
-{
-    return range.tensor->sharding && range.scope == STW_WHOLE &&
-           range.tensor->sharding->is_sharded();
-}
-// Of a tensor's elements [first, first + elements), which may be those of a shard.
-Status elements_outside(const stw_tensor &tensor, uint64_t begin, uint64_t count, uint64_t first,
-                        uint64_t elements);
-// Of a buffer that is added into: of a whole one with the padding that a sum over ranks has.
-uint64_t sum_bytes(const Range &range);
-
-// Slots of views that are pinned and not open yet, in the order of the requests.
-struct HitChain {
-    uint32_t first = residency::kNone;
-    uint32_t last = residency::kNone;
-};
-
-struct FetchPlan {
-    std::vector<Range> ranges;    // to be pinned
-    std::vector<Range> copied;    // into memory of the caller's
-    std::vector<Range> gathered;  // to be pinned, of all ranks
-    std::vector<Range> absent;    // neither, and gathered by nobody
-    uint32_t flags = 0;           // STW_FETCH_*
-    bool beside_readers = false;  // see kFetchBesideReaders
-    int32_t priority = 0;
-    uint64_t step = 0;
-    uint64_t timeout_ns = 0;
-    void *stream = nullptr;  // of views at devices that have streams
-};
-
-// This rank gets no bytes of it.
-inline bool is_absent(const FetchPlan &plan)
-{
-    return (plan.flags & STW_FETCH_ABSENT) != 0;
-}
 
 namespace collective {
 struct FoundGenerations;
@@ -139,68 +71,14 @@ struct CommitWork;
 struct StepSpec;
 class SmallSums;
 struct SumAgreed;
-struct Snapshot;
 struct StepModel;
 struct PlanWork;
-
-// A use of a declared step. Those of one call stand side by side.
-struct DeclaredUse {
-    Range range;
-    uint32_t call = 0;
-    uint32_t release_flags = 0;
-    uint64_t compute_ns = 0;  // while the views of the call are held
-};
-
-// What became of the callback of an operation.
-enum class Callback : uint8_t {
-    kNone,
-    kWanted,  // when it is over
-    kQueued,  // over: the callback is to come, or runs
-    kCalled
-};
-
-// Somebody who waits for the answer of a fetch.
-struct Waiter {
-    Waiter();
-    ~Waiter();
-    Waiter(const Waiter &) = delete;
-    Waiter &operator=(const Waiter &) = delete;
-
-    residency::FetchId fetch = 0;
-    Guarded<bool> done;  // by the runtime's lock. Before, what follows is the lock's too
-    bool collected = false;
-    Status status;
-    std::vector<residency::Grant> grants;
-    Condition cv;
-    void (*call)(Waiter &) = nullptr;  // the library's own: called with no lock held
-    void *user = nullptr;
-    FetchPlan plan;
-    bool asynchronous = false;  // of an operation, that outlives the wait for it
-    bool cancelled = false;
-    bool freed = false;  // that operation, before its callback returned
-    Callback callback = Callback::kNone;
-    int notify_fd = -1;  // an eventfd of the program, to be told the end; -1: none
-    uint32_t owner = 0;  // the thread that asked, 0: not known
-    stw_operation *operation = nullptr;
-    stw_done_fn on_done = nullptr;
-    void *on_done_user = nullptr;
-    Waiter *next_callback = nullptr;
-    std::unique_ptr<Snapshot> snapshot;  // the copies of the plan, made before the rest is asked
-    // Of wholes, which are gathered before the rest is asked for; 0: there are none, or they came.
-    uint64_t whole_call = 0;
-    Status whole_status;
-    bool whole_refused = false;  // and its pins wait for the program to learn of it
-    bool whole_spoilt = false;   // on all ranks alike
-    std::vector<residency::Grant> whole_grants;
-    residency::Instant begin = 0;
-    residency::Instant deadline = residency::kNever;
-    observe::Stall cause = observe::Stall::kHostDevice;
-};
 
 class Runtime final : public update::Tiers,
                       public update::Devices,
                       residency::CommandSink,
-                      residency::EventHook {
+                      DispatchHook,
+                      AnswerListener {
 public:
     static Result<Runtime *> open(const stw_runtime_options &options, stw_runtime *handle);
     // BUSY with the list when views or operations are open; TIMEOUT when I/O does not end.
@@ -325,13 +203,13 @@ public:
     Status write_timeline(const char *path);
 
     // ---- the whole -----------------------------------------------------------------------------
-    void interrupt();  // async-signal-safe
+    void interrupt() { dispatch_.interrupt(); }  // async-signal-safe
     Status drain(uint64_t timeout_ns);
-    Status background_error();
-    void clear_error();
+    Status background_error() { return errors_.first(); }
+    void clear_error() { errors_.clear(); }
     [[nodiscard]] uint64_t timeout(uint64_t timeout_ns) const
     {
-        return timeout_ns ? timeout_ns : timeout_default_ns_;
+        return dispatch_.timeout(timeout_ns);
     }
     [[nodiscard]] ViewTable &views() { return views_; }
     [[nodiscard]] const memory::TierSet &tiers() const { return tiers_; }
@@ -370,13 +248,6 @@ public:
                     kernels::ScanResult *result_out) override;
 
 private:
-    using Core = residency::Core;
-    using Commands = residency::Commands;
-    struct LogLine {
-        uint32_t level = STW_LOG_ERROR;
-        const char *topic = "";
-        std::string text;
-    };
     struct Phase;
     struct Scoring;
     struct VictimTable;
@@ -424,20 +295,21 @@ private:
                         Status before, std::unique_ptr<store::Store> *store_out);
     void expect_tensors(store::Manifest manifest);
     [[nodiscard]] const store::StoredTensor *find_restored(const std::string &name) const
-        STW_REQUIRES(mutex_);
-    void take_restored(const std::string &name, bool taken) STW_REQUIRES(mutex_);
+        STW_REQUIRES(runtime_lock);
+    void take_restored(const std::string &name, bool taken) STW_REQUIRES(runtime_lock);
     static Status check_restored(const store::StoredTensor &there, const std::string &words);
     Result<residency::TensorId> restore_tensor(const residency::TensorSpec &wanted,
                                                const store::StoredTensor &there)
-        STW_REQUIRES(mutex_);
-    void forget_pack(residency::PackId pack) STW_REQUIRES(mutex_);
-    void withhold_kept() STW_REQUIRES(mutex_);
-    void note_gone(uint64_t blocks, residency::PackId pack = residency::kNone) STW_REQUIRES(mutex_);
-    [[nodiscard]] uint64_t kept_slots(residency::TensorId tensor) const STW_REQUIRES(mutex_);
-    Status freeze_durable(residency::TensorId tensor, bool frozen) STW_REQUIRES(mutex_);
-    [[nodiscard]] Status check_thawed(const stw_tensor &tensor) const STW_REQUIRES(mutex_);
-    void note_kept(const CommitWork &work) STW_REQUIRES(mutex_);
-    void note_left_out(CommitWork *work) STW_REQUIRES(mutex_);
+        STW_REQUIRES(runtime_lock);
+    void forget_pack(residency::PackId pack) STW_REQUIRES(runtime_lock);
+    void withhold_kept() STW_REQUIRES(runtime_lock);
+    void note_gone(uint64_t blocks, residency::PackId pack = residency::kNone)
+        STW_REQUIRES(runtime_lock);
+    [[nodiscard]] uint64_t kept_slots(residency::TensorId tensor) const STW_REQUIRES(runtime_lock);
+    Status freeze_durable(residency::TensorId tensor, bool frozen) STW_REQUIRES(runtime_lock);
+    [[nodiscard]] Status check_thawed(const stw_tensor &tensor) const STW_REQUIRES(runtime_lock);
+    void note_kept(const CommitWork &work) STW_REQUIRES(runtime_lock);
+    void note_left_out(CommitWork *work) STW_REQUIRES(runtime_lock);
     uint64_t restored_count(const std::string &name);
 
     // commit.cpp
@@ -449,16 +321,16 @@ private:
     Status await_claims(const CommitWork &work);
     struct BlockRun;
     struct KeptBlocks;
-    std::vector<BlockRun> runs_of(const CommitWork &work) const STW_REQUIRES(mutex_);
+    std::vector<BlockRun> runs_of(const CommitWork &work) const STW_REQUIRES(runtime_lock);
     Status keep_runs(const CommitWork &work, const BlockRun *runs, size_t n, uint32_t set,
                      KeptBlocks *kept);
     store::StoredTensor describe_stored(const stw_tensor &tensor, bool empty,
-                                        const KeptBlocks &kept) const STW_REQUIRES(mutex_);
+                                        const KeptBlocks &kept) const STW_REQUIRES(runtime_lock);
     std::vector<OptimizerBody *> durable_optimizers();
     std::vector<store::StoredCount> count_updates();
     [[nodiscard]] const store::GenerationInfo *info_of(uint64_t generation) const
-        STW_REQUIRES(mutex_);
-    [[nodiscard]] Status no_generation(uint64_t generation) const STW_REQUIRES(mutex_);
+        STW_REQUIRES(runtime_lock);
+    [[nodiscard]] Status no_generation(uint64_t generation) const STW_REQUIRES(runtime_lock);
     void open_scratch(uint64_t bytes);
     Status open_engine(const stw_runtime_options &options, std::unique_ptr<store::Store> store);
     Status open_update(uint32_t asked);
@@ -467,91 +339,70 @@ private:
     residency::Policy default_policy(uint32_t role) const;
     Status to_policy(const stw_policy *from, uint32_t role, residency::Policy *policy_out) const;
 
-    // shell.cpp: events in, commands out
-    template <class Body> void act(Body &&body) STW_EXCLUDES(mutex_)
-    {
-        std::vector<Waiter *> calls;
-        std::vector<LogLine> lines;
-        bool news = false;
-        bool give_way = false;
-        {
-            MutexLock lock(mutex_);
-            body(core_, loop_.out);
-            loop_.run();
-            if (plan_due_) look_ahead();
-            if (!sleepers_.empty()) break_deadlocks();
-            calls.swap(calls_);
-            lines.swap(log_lines_);
-            news = std::exchange(ranks_news_, false);
-            give_way = std::exchange(touches_give_way_, false);
-        }
-        if (news) tell_ranks();  // who wakes needs the lock
-        call_out(calls, lines);
-        if (give_way || stuck_.load(std::memory_order_relaxed) > 0) release_touches();
-    }
+    // shell.cpp
     // What the loop calls, under the lock.
     void forget(residency::BlockId block) override;
     void swap_memory(std::vector<residency::Swap> &swaps) override;
-    void pack_freed(residency::PackId pack) override STW_REQUIRES(mutex_);
+    void pack_freed(residency::PackId pack) override STW_REQUIRES(runtime_lock);
     void submit(std::vector<residency::Transfer> &transfers, Commands &out) override
-        STW_REQUIRES(mutex_);
+        STW_REQUIRES(runtime_lock);
     void promote(residency::TransferId transfer) override;
-    void failed(const residency::BackgroundError &error) override STW_REQUIRES(mutex_);
+    void failed(const residency::BackgroundError &error) override STW_REQUIRES(runtime_lock);
     bool granted(residency::Granted &granted, residency::Instant now, Commands &out) override
-        STW_REQUIRES(mutex_);
+        STW_REQUIRES(runtime_lock);
     bool refused(residency::Refused &refused, residency::Instant now, Commands &out) override
-        STW_REQUIRES(mutex_);
-    void after_round(residency::Instant now, Commands &out) override STW_REQUIRES(mutex_);
-    Status discard_one(stw_tensor *tensor, Commands &out, Core &core) STW_REQUIRES(mutex_);
-    // With no lock held: both are foreign code.
-    void call_out(const std::vector<Waiter *> &calls, const std::vector<LogLine> &lines);
+        STW_REQUIRES(runtime_lock);
+    void after_round(residency::Instant now, Commands &out) override STW_REQUIRES(runtime_lock);
+    void before_unlock() override STW_REQUIRES(runtime_lock);
+    void unlocked() override;
+    [[nodiscard]] residency::Instant due() const override STW_REQUIRES(runtime_lock);
+    void on_timer(residency::Instant now) override;
+    void on_timer_locked(residency::Instant now) override STW_REQUIRES(runtime_lock);
+    void interrupted(residency::Instant at) override STW_REQUIRES(runtime_lock);
+    void answered(Waiter &waiter) override STW_REQUIRES(runtime_lock);
+    Status discard_one(stw_tensor *tensor, Commands &out, Core &core) STW_REQUIRES(runtime_lock);
     stw_status give_back(residency::PlaceId place, residency::Slot first, uint32_t count);
     stw_status take_back(residency::PlaceId place, residency::Slot first, uint32_t count,
                          stw_driver_error *error);
-    transfer::Job job_of(const residency::Transfer &transfer) const STW_REQUIRES(mutex_);
+    transfer::Job job_of(const residency::Transfer &transfer) const STW_REQUIRES(runtime_lock);
     char *pointer_of(residency::PlaceId place, residency::Slot slot,
-                     const residency::Transfer &transfer) const STW_REQUIRES(mutex_);
+                     const residency::Transfer &transfer) const STW_REQUIRES(runtime_lock);
     [[nodiscard]] bool is_at_address(residency::PlaceId place, residency::BlockId block) const
-        STW_REQUIRES(mutex_);
-    bool answer(residency::FetchId fetch, const Status &status,
-                std::vector<residency::Grant> &grants) STW_REQUIRES(mutex_);
-    void forget_unused(const Commands &out) STW_REQUIRES(mutex_);
-    void end_transfers(const transfer::Completion *list, uint32_t n) STW_EXCLUDES(mutex_);
+        STW_REQUIRES(runtime_lock);
+    void forget_unused(const Commands &out) STW_REQUIRES(runtime_lock);
+    void end_transfers(const transfer::Completion *list, uint32_t n) STW_EXCLUDES(runtime_lock);
     static void engine_done(void *user, transfer::Completion *list, uint32_t n);
     static void engine_span(void *user, const transfer::Span &span);
-    void background(residency::TensorId tensor, const Status &status) STW_REQUIRES(mutex_);
-    void drain_hits() STW_REQUIRES(mutex_);
-    void run_timer();
-    void arm_timer(residency::Instant deadline) STW_REQUIRES(mutex_);
-    [[nodiscard]] residency::Instant now() const override;
+    void drain_hits() STW_REQUIRES(runtime_lock);
+    [[nodiscard]] residency::Instant now() const override { return Dispatcher::now(); }
 
     // fetch.cpp, granted.cpp, waiting.cpp, release.cpp
     residency::FetchAsked asked_of(const Waiter &waiter) const;
     Status start_fetch(Waiter &waiter);
-    void ask(Waiter &waiter, Commands &out) STW_REQUIRES(mutex_);
+    void ask(Waiter &waiter, Commands &out) STW_REQUIRES(runtime_lock);
     Status prepare_fetch(Waiter &waiter);
     Status sticky_errors(const FetchPlan &plan);
     void drop_scratches(FetchPlan &plan);
     Status check_places(const FetchPlan &plan) const;
     Status prepare_reduces(FetchPlan &plan);
-    Status make_scratch(Range &range) STW_REQUIRES(mutex_);
-    bool ask_privately(residency::Refused &refused, Commands &out) STW_REQUIRES(mutex_);
+    Status make_scratch(Range &range) STW_REQUIRES(runtime_lock);
+    bool ask_privately(residency::Refused &refused, Commands &out) STW_REQUIRES(runtime_lock);
     void drop_scratch(residency::TensorId scratch);
-    bool waits_for_itself(const Waiter &waiter, std::string *tensor_out) STW_REQUIRES(mutex_);
-    void break_deadlocks() STW_REQUIRES(mutex_);
-    std::vector<residency::Held> held_by_sleepers() STW_REQUIRES(mutex_);
-    [[nodiscard]] observe::Stall cause_of(const Waiter &waiter) const STW_REQUIRES(mutex_);
+    bool waits_for_itself(const Waiter &waiter, std::string *tensor_out) STW_REQUIRES(runtime_lock);
+    void break_deadlocks() STW_REQUIRES(runtime_lock);
+    std::vector<residency::Held> held_by_sleepers() STW_REQUIRES(runtime_lock);
+    [[nodiscard]] observe::Stall cause_of(const Waiter &waiter) const STW_REQUIRES(runtime_lock);
     void add_stall_of(uint64_t step, observe::Stall cause, residency::TensorId tensor,
-                      residency::Instant begin, residency::Instant end) STW_REQUIRES(mutex_);
+                      residency::Instant begin, residency::Instant end) STW_REQUIRES(runtime_lock);
     // The wait is put down to the tensor.
     void await(Waiter &waiter, residency::TensorId tensor);
     void sleep_on(Waiter &waiter, residency::Instant deadline, bool until_answered)
-        STW_REQUIRES(mutex_);
+        STW_REQUIRES(runtime_lock);
     Status finish_fetch(Waiter &waiter, stw_view *views_out);
     void count_pinning_views(ErrorDetail &detail);
     [[nodiscard]] Status tell_waiting(Status status);
     void log_timeout(const Status &status);
-    std::string describe_views(uint32_t lines_max) STW_REQUIRES(mutex_);
+    std::string describe_views(uint32_t lines_max) STW_REQUIRES(runtime_lock);
     Status fill_views(Waiter &waiter, stw_view *views_out);
     void undo_grants(const FetchPlan &plan, const std::vector<residency::Grant> &grants);
     uint32_t pin_hit(const Range &range, uint64_t step);
@@ -563,10 +414,10 @@ private:
     static void describe_view(const Range &range, const memory::Tier &place, void *pointer,
                               uint64_t cookie, stw_view *view_out);
     void *view_pointer(const Range &range, const residency::Grant &grant) const
-        STW_REQUIRES(mutex_);
+        STW_REQUIRES(runtime_lock);
     // Where it lies, if that is not where it is seen.
     void *arena_pointer(const Range &range, const residency::Grant &grant) const
-        STW_REQUIRES(mutex_);
+        STW_REQUIRES(runtime_lock);
     Status show_range(const Range &range, residency::PlaceId place, memory::SlotRange slots);
     memory::ShownTensor *shown_of(const Range &range, residency::PlaceId place) const;
     void open_view(uint32_t slot, const Range &range, const residency::Grant &grant,
@@ -591,7 +442,8 @@ private:
     void open_ordering();
 
     // device_updates.cpp
-    [[nodiscard]] std::vector<update::WindowOptions> device_windows() const STW_REQUIRES(mutex_);
+    [[nodiscard]] std::vector<update::WindowOptions> device_windows() const
+        STW_REQUIRES(runtime_lock);
     Status order_update(const PieceFetch &fetch);
     void end_update(const PieceFetch &fetch);
     template <class Work> Status compute(uint64_t ticket, const char *what, Work &&work);
@@ -603,44 +455,39 @@ private:
     Status release_reduce(const ViewSlot &slot, uint32_t flags);
     Status release_converted(const ViewSlot &slot, uint32_t flags);
     Status release_copy(stw_view &view, uint32_t flags);
-    Status sticky_error(residency::TensorId tensor);
-    void note_access(residency::TensorId tensor) STW_REQUIRES(mutex_);
+    void note_access(residency::TensorId tensor) STW_REQUIRES(runtime_lock);
     void note_use(stw_tensor &tensor, residency::Instant begin, uint32_t thread)
-        STW_REQUIRES(mutex_);
-    // Null for the library's own.
-    [[nodiscard]] stw_tensor *handle_of(residency::TensorId tensor) const STW_REQUIRES(mutex_)
-    {
-        return tensor < handles_.size() ? handles_[tensor] : nullptr;
-    }
+        STW_REQUIRES(runtime_lock);
 
     static Status freed_meanwhile();
-    void end_early(Waiter &waiter, Core &core, Commands &out) STW_REQUIRES(mutex_);
+    void end_early(Waiter &waiter, Core &core, Commands &out) STW_REQUIRES(runtime_lock);
 
     // touches.cpp: what is done at addresses without a view
     friend class Touches;
     Status open_touches(const stw_runtime_options &options);
     bool show_block(residency::PlaceId place, residency::Slot slot, residency::PackId pack,
-                    uint32_t index, bool writable) STW_REQUIRES(mutex_);
+                    uint32_t index, bool writable) STW_REQUIRES(runtime_lock);
     void hide_block(residency::PlaceId place, residency::Slot slot);
-    stw_tensor *tensor_at(uintptr_t address, residency::PlaceId *place_out) STW_REQUIRES(mutex_);
+    stw_tensor *tensor_at(uintptr_t address, residency::PlaceId *place_out)
+        STW_REQUIRES(runtime_lock);
     Status serve_touch(const MemoryFault &fault);
     Status fetch_touched(const Range &range);
     Status fetch_once(FetchPlan plan, stw_view *views_out);
     void release_touches();
 
     // callbacks.cpp
-    void tell_end(Waiter &waiter) STW_REQUIRES(mutex_);
-    Status start_callbacks() STW_REQUIRES(mutex_);
+    void tell_end(Waiter &waiter) STW_REQUIRES(runtime_lock);
+    Status start_callbacks() STW_REQUIRES(runtime_lock);
     void stop_callbacks();
     void run_callbacks();
-    Waiter *next_callback(stw_status *status_out) STW_EXCLUDES(mutex_);
-    void end_callback(Waiter *waiter) STW_EXCLUDES(mutex_);
-    Status await_callbacks(residency::Instant deadline) STW_REQUIRES(mutex_);
+    Waiter *next_callback(stw_status *status_out) STW_EXCLUDES(runtime_lock);
+    void end_callback(Waiter *waiter) STW_EXCLUDES(runtime_lock);
+    Status await_callbacks(residency::Instant deadline) STW_REQUIRES(runtime_lock);
 
     // tiers.cpp
     residency::ClaimId claim_alone(residency::TensorId tensor);
     void *piece_pointer(const residency::Grant &grant, const update::Piece &piece) const
-        STW_REQUIRES(mutex_);
+        STW_REQUIRES(runtime_lock);
 
     // optimizers.cpp
     Status make_state(OptimizerBody &body, stw_tensor *parameter, const char *name,
@@ -653,14 +500,14 @@ private:
                       update::Entry *entry_out);
     Status take_parameters(OptimizerBody &body, const stw_optimizer_entry *entries, uint32_t n);
     void forget_states(OptimizerBody &body, size_t keep, Commands &out);
-    OptimizerBody &body_of(const stw_optimizer *optimizer) STW_EXCLUDES(mutex_);
+    OptimizerBody &body_of(const stw_optimizer *optimizer) STW_EXCLUDES(runtime_lock);
     [[nodiscard]] std::vector<stw_tensor *> held_by(const OptimizerBody &body) const
-        STW_EXCLUDES(mutex_);
+        STW_EXCLUDES(runtime_lock);
     // That holds it; null: none.
     [[nodiscard]] const OptimizerBody *optimizer_of(const stw_tensor &tensor) const
-        STW_REQUIRES(mutex_)
+        STW_REQUIRES(runtime_lock)
     {
-        return static_cast<const OptimizerBody *>(tensor.notes.with(mutex_).optimizer);
+        return static_cast<const OptimizerBody *>(tensor.notes.optimizer);
     }
 
     // copy.cpp
@@ -681,16 +528,17 @@ private:
     Status copy_out(Waiter &waiter);
     Status prepare_snapshot(Waiter &waiter);
     bool next_chunk(Snapshot &work);
-    void ask_chunk(Snapshot &work, Core &core, Commands &out) STW_REQUIRES(mutex_);
+    void ask_chunk(Snapshot &work, Core &core, Commands &out) STW_REQUIRES(runtime_lock);
     void ask_ahead(Snapshot &work, Core &core, Commands &out);
     void give_chunk_back(Snapshot &work, Core &core, Commands &out);
-    void start_over(Snapshot &work, Core &core, Commands &out) STW_REQUIRES(mutex_);
+    void start_over(Snapshot &work, Core &core, Commands &out) STW_REQUIRES(runtime_lock);
     void drop_holds(Snapshot &work, Core &core, Commands &out);
     [[nodiscard]] bool has_own_view(const Waiter &waiter, const stw_tensor *tensor) const;
-    void end_snapshot(Snapshot &work, Core &core, Commands &out) STW_REQUIRES(mutex_);
+    void end_snapshot(Snapshot &work, Core &core, Commands &out) STW_REQUIRES(runtime_lock);
     void copy_chunk(Snapshot &work);
-    [[nodiscard]] bool is_torn(Snapshot &work) STW_REQUIRES(mutex_);
-    void sleep_follows(residency::FetchId before, residency::FetchId after) STW_REQUIRES(mutex_);
+    [[nodiscard]] bool is_torn(Snapshot &work) STW_REQUIRES(runtime_lock);
+    void sleep_follows(residency::FetchId before, residency::FetchId after)
+        STW_REQUIRES(runtime_lock);
     Status start_snapshot(Waiter &waiter);
     Status start_copier();
     void stop_copier();
@@ -716,7 +564,7 @@ private:
                       const stw_copy_options &options);
     Status reduce_over_ranks(stw_tensor *gradient, const void *local,
                              const stw_reduce_options &options);
-    void note_zeros(residency::TensorId tensor) STW_REQUIRES(mutex_);
+    void note_zeros(residency::TensorId tensor) STW_REQUIRES(runtime_lock);
     Status write_zeros(const stw_tensor *tensor);
     Status write_all_zeros();
 
@@ -745,18 +593,18 @@ private:
                           residency::FetchAsked *asked_out);
     void leave_ranks();
     void close_ranks();
-    [[nodiscard]] bool ranks_idle() const STW_REQUIRES(mutex_);
+    [[nodiscard]] bool ranks_idle() const STW_REQUIRES(runtime_lock);
     // Collectives are the affair of whoever waits.
     [[nodiscard]] bool works_here() const;
     Status drain_ranks(residency::Instant begin, residency::Instant deadline);
-    [[nodiscard]] bool ranks_stopped() const STW_REQUIRES(mutex_);
+    [[nodiscard]] bool ranks_stopped() const STW_REQUIRES(runtime_lock);
     void tell_ranks();
-    void queue_collective(std::unique_ptr<Collective> next) STW_REQUIRES(mutex_);
-    bool work_one() STW_REQUIRES(mutex_);
-    void run_collective(Collective &work) STW_EXCLUDES(mutex_);
+    void queue_collective(std::unique_ptr<Collective> next) STW_REQUIRES(runtime_lock);
+    bool work_one() STW_REQUIRES(runtime_lock);
+    void run_collective(Collective &work) STW_EXCLUDES(runtime_lock);
     void lose_bucket();
     bool wait_ranks(residency::Instant begin, residency::Instant deadline,
-                    const std::function<bool()> &done) STW_REQUIRES(mutex_);
+                    const std::function<bool()> &done) STW_REQUIRES(runtime_lock);
     static collective::Record record_of(collective::Kind kind,
                                         const std::vector<stw_tensor *> &tensors,
                                         const Status &status);
@@ -768,20 +616,20 @@ private:
     void hint_shards();
     [[nodiscard]] residency::PlaceId shard_place() const;
     [[nodiscard]] Status wholes_fit(std::vector<const stw_tensor *> &tensors) const
-        STW_REQUIRES(mutex_);
-    Status make_whole(stw_tensor &tensor) STW_REQUIRES(mutex_);
+        STW_REQUIRES(runtime_lock);
+    Status make_whole(stw_tensor &tensor) STW_REQUIRES(runtime_lock);
     Status check_gathered(const FetchPlan &plan) const;
     Status ask_wholes(Waiter &waiter);
     Status fetch_wholes(Waiter &waiter);
-    void queue_gathers() STW_REQUIRES(mutex_);
-    void pump_wholes(Commands &out) STW_REQUIRES(mutex_);
-    void answer_call(gathering::WholeGranted granted, Commands &out) STW_REQUIRES(mutex_);
-    void refuse_call(gathering::WholeRefused refused, Commands &out) STW_REQUIRES(mutex_);
-    void give_up_wholes(Waiter &waiter) STW_REQUIRES(mutex_);
+    void queue_gathers() STW_REQUIRES(runtime_lock);
+    void pump_wholes(Commands &out) STW_REQUIRES(runtime_lock);
+    void answer_call(gathering::WholeGranted granted, Commands &out) STW_REQUIRES(runtime_lock);
+    void refuse_call(gathering::WholeRefused refused, Commands &out) STW_REQUIRES(runtime_lock);
+    void give_up_wholes(Waiter &waiter) STW_REQUIRES(runtime_lock);
     void undo_wholes(Waiter &waiter);
-    void release_wholes(Waiter &waiter, Commands &out) STW_REQUIRES(mutex_);
-    void release_refused(Waiter &waiter, Commands &out) STW_REQUIRES(mutex_);
-    bool end_wholes_early(Waiter &waiter, Commands &out) STW_REQUIRES(mutex_);
+    void release_wholes(Waiter &waiter, Commands &out) STW_REQUIRES(runtime_lock);
+    void release_refused(Waiter &waiter, Commands &out) STW_REQUIRES(runtime_lock);
+    bool end_wholes_early(Waiter &waiter, Commands &out) STW_REQUIRES(runtime_lock);
     void finish_gathered(Waiter &waiter);
     void run_gather(Collective &work);
     void lose_gather(const Collective &work, const Status &status);
@@ -793,17 +641,17 @@ private:
     Status make_bucket(uint64_t bytes);
     void run_keep(Collective &work);
     Status release_whole(const ViewSlot &view, bool by_gate, uint32_t flags);
-    Status write_shards(stw_tensor *tensor, Commands &out) STW_REQUIRES(mutex_);
+    Status write_shards(stw_tensor *tensor, Commands &out) STW_REQUIRES(runtime_lock);
     Status await_gathers(stw_tensor *const *tensors, uint32_t n);
-    Status may_unshard(const stw_tensor &tensor, Commands &out) STW_REQUIRES(mutex_);
-    void unshard(stw_tensor &tensor, Commands &out) STW_REQUIRES(mutex_);
-    void update_shards(const stw_tensor *tensor, Commands &out) STW_REQUIRES(mutex_);
+    Status may_unshard(const stw_tensor &tensor, Commands &out) STW_REQUIRES(runtime_lock);
+    void unshard(stw_tensor &tensor, Commands &out) STW_REQUIRES(runtime_lock);
+    void update_shards(const stw_tensor *tensor, Commands &out) STW_REQUIRES(runtime_lock);
     [[nodiscard]] std::optional<residency::Request> shard_request(const Range &range) const;
-    void note_gathered(const FetchPlan &plan) STW_REQUIRES(mutex_);
+    void note_gathered(const FetchPlan &plan) STW_REQUIRES(runtime_lock);
     Result<residency::TensorId> make_buffer(const stw_tensor &tensor, uint64_t bytes)
-        STW_REQUIRES(mutex_);
+        STW_REQUIRES(runtime_lock);
     Status release_sum(const ViewSlot &view, uint32_t flags);
-    void drop_partial(residency::TensorId tensor, Commands &out) STW_REQUIRES(mutex_);
+    void drop_partial(residency::TensorId tensor, Commands &out) STW_REQUIRES(runtime_lock);
     Status queue_reduce(stw_tensor *tensor, residency::TensorId source, bool gives,
                         const Status &cause);
     Status agree_sum(collective::Record mine, SumAgreed *agreed);
@@ -826,31 +674,31 @@ private:
 
     // metadata.cpp
     static uint64_t name_bytes(size_t length);
-    [[nodiscard]] uint64_t metadata_bytes() const STW_REQUIRES(mutex_);
-    [[nodiscard]] std::string metadata_text() const STW_REQUIRES(mutex_);
+    [[nodiscard]] uint64_t metadata_bytes() const STW_REQUIRES(runtime_lock);
+    [[nodiscard]] std::string metadata_text() const STW_REQUIRES(runtime_lock);
     [[nodiscard]] Status metadata_room(const residency::TensorSpec &spec) const
-        STW_REQUIRES(mutex_);
+        STW_REQUIRES(runtime_lock);
 
     // tensors.cpp
     Status create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out);
     Status shard_one(const stw_tensor_spec &spec, uint64_t elements,
                      std::unique_ptr<Sharding> *sharding_out) const;
     Status destroy_held(stw_tensor *const *tensors, uint32_t n, const OptimizerBody *holder)
-        STW_EXCLUDES(mutex_);
+        STW_EXCLUDES(runtime_lock);
     Status register_tensor(const residency::TensorSpec &wanted, const std::string &words,
-                           stw_tensor *tensor) STW_REQUIRES(mutex_);
+                           stw_tensor *tensor) STW_REQUIRES(runtime_lock);
     Result<residency::TensorId> make_tensor(const residency::TensorSpec &wanted,
                                             const std::string &words, stw_tensor *tensor)
-        STW_REQUIRES(mutex_);
+        STW_REQUIRES(runtime_lock);
     Result<residency::TensorId> make_durable(const residency::TensorSpec &wanted,
                                              const std::string &words, stw_tensor *tensor)
-        STW_REQUIRES(mutex_);
+        STW_REQUIRES(runtime_lock);
     Status check_durable(const stw_tensor_spec &spec, const residency::Policy &policy) const;
     [[nodiscard]] std::string words_of(const stw_tensor &tensor) const;
-    void prepare_tables(const residency::TensorSpec &wanted) STW_REQUIRES(mutex_);
-    void unregister_tensor(stw_tensor *tensor, Commands &out) STW_REQUIRES(mutex_);
+    void prepare_tables(const residency::TensorSpec &wanted) STW_REQUIRES(runtime_lock);
+    void unregister_tensor(stw_tensor *tensor, Commands &out) STW_REQUIRES(runtime_lock);
     void count_trained(const residency::TensorSpec &wanted, stw_tensor *tensor)
-        STW_REQUIRES(mutex_);
+        STW_REQUIRES(runtime_lock);
     [[nodiscard]] residency::PlaceId home_of_states(const OptimizerBody &body, uint64_t bytes);
 
     // budgets.cpp
@@ -861,14 +709,14 @@ private:
         residency::Instant begin = 0;
         residency::Instant deadline = 0;
     };
-    Status go_on_with(const BudgetChange &change) const STW_EXCLUDES(mutex_);
-    [[nodiscard]] std::string name_of(residency::PlaceId place) const STW_EXCLUDES(mutex_);
+    Status go_on_with(const BudgetChange &change) const STW_EXCLUDES(runtime_lock);
+    [[nodiscard]] std::string name_of(residency::PlaceId place) const STW_EXCLUDES(runtime_lock);
     Status give_slots_back(const BudgetChange &change);
     Status take_slots_back(const BudgetChange &change);
-    [[nodiscard]] bool others_work(residency::PlaceId place) const STW_REQUIRES(mutex_);
+    [[nodiscard]] bool others_work(residency::PlaceId place) const STW_REQUIRES(runtime_lock);
     Status blocks_of_budget(residency::PlaceId place, uint64_t bytes, uint32_t *blocks_out) const
-        STW_REQUIRES(mutex_);
-    Status wait_for_budget(const BudgetChange &change, const char *what) STW_REQUIRES(mutex_);
+        STW_REQUIRES(runtime_lock);
+    Status wait_for_budget(const BudgetChange &change, const char *what) STW_REQUIRES(runtime_lock);
     Status shrink(const BudgetChange &change);
     Status wait_for_claims(const BudgetChange &change);
     Status empty_down_to(const BudgetChange &change);
@@ -877,7 +725,7 @@ private:
     Status give_memory_back(const BudgetChange &change);
     Status grow(const BudgetChange &change);
     Status take_memory_back(const BudgetChange &change);
-    [[nodiscard]] uint64_t update_window() const STW_REQUIRES(mutex_);  // bytes
+    [[nodiscard]] uint64_t update_window() const STW_REQUIRES(runtime_lock);  // bytes
     [[nodiscard]] Status check_cpu_room() const;
     bool name_parameters(const OptimizerBody &body, const stw_update_options &options,
                          std::vector<stw_tensor *> *named);
@@ -888,53 +736,55 @@ private:
 
     // planning.cpp
     struct PlanPause;
-    void begin_pause() STW_EXCLUDES(mutex_);
-    void end_pause() STW_EXCLUDES(mutex_);
-    [[nodiscard]] uint32_t phase_of(uint64_t step) const STW_REQUIRES(mutex_);
-    void note_fetch(const FetchPlan &plan) STW_REQUIRES(mutex_);
-    void note_copies(const FetchPlan &plan) STW_REQUIRES(mutex_);
-    void note_update(const residency::FetchAsked &asked) STW_REQUIRES(mutex_);
+    void begin_pause() STW_EXCLUDES(runtime_lock);
+    void end_pause() STW_EXCLUDES(runtime_lock);
+    [[nodiscard]] uint32_t phase_of(uint64_t step) const STW_REQUIRES(runtime_lock);
+    void note_fetch(const FetchPlan &plan) STW_REQUIRES(runtime_lock);
+    void note_copies(const FetchPlan &plan) STW_REQUIRES(runtime_lock);
+    void note_update(const residency::FetchAsked &asked) STW_REQUIRES(runtime_lock);
     void note_fetched(uint32_t phase, schedule::Lane lane,
-                      const std::vector<residency::Request> &requests) STW_REQUIRES(mutex_);
-    void note_update_end(const residency::Release &release) STW_REQUIRES(mutex_);
+                      const std::vector<residency::Request> &requests) STW_REQUIRES(runtime_lock);
+    void note_update_end(const residency::Release &release) STW_REQUIRES(runtime_lock);
     void note_release(const residency::Request &view, uint64_t step, uint32_t flags)
-        STW_REQUIRES(mutex_);
-    void note_discard(schedule::Lane lane, residency::TensorId tensor) STW_REQUIRES(mutex_);
-    void look_ahead() STW_REQUIRES(mutex_);
-    void look_ahead_in(uint32_t phase) STW_REQUIRES(mutex_);
-    bool make_lookahead(Phase &phase) STW_REQUIRES(mutex_);
-    bool end_hint(residency::FetchId fetch, const Status &status) STW_REQUIRES(mutex_);
+        STW_REQUIRES(runtime_lock);
+    void note_discard(schedule::Lane lane, residency::TensorId tensor) STW_REQUIRES(runtime_lock);
+    void look_ahead() STW_REQUIRES(runtime_lock);
+    void look_ahead_in(uint32_t phase) STW_REQUIRES(runtime_lock);
+    bool make_lookahead(Phase &phase) STW_REQUIRES(runtime_lock);
+    bool end_hint(residency::FetchId fetch, const Status &status) STW_REQUIRES(runtime_lock);
     void expect_bandwidths(const profile::Tuning &tuning);
-    void take_bandwidths(const std::vector<observe::LinkTotal> &links) STW_REQUIRES(mutex_);
+    void take_bandwidths(const std::vector<observe::LinkTotal> &links) STW_REQUIRES(runtime_lock);
     void plan_now();
 
     // plans.cpp: of what stays, made beside the program
     void ask_plan(uint32_t phase, const std::vector<observe::LinkTotal> &totals);
-    std::unique_ptr<PlanWork> plan_question(uint32_t phase) STW_REQUIRES(mutex_);
+    std::unique_ptr<PlanWork> plan_question(uint32_t phase) STW_REQUIRES(runtime_lock);
     uint64_t planning_bytes(const std::vector<const schedule::Step *> &steps) const
-        STW_REQUIRES(mutex_);
+        STW_REQUIRES(runtime_lock);
     std::vector<const schedule::Step *> describe_work(
-        const std::vector<schedule::Trace::Turn> &round, PlanWork *work) const STW_REQUIRES(mutex_);
+        const std::vector<schedule::Trace::Turn> &round, PlanWork *work) const
+        STW_REQUIRES(runtime_lock);
     void prepare_plan(PlanWork &work) const;
-    bool make_plan_room(uint64_t bytes) STW_REQUIRES(mutex_);
-    [[nodiscard]] uint64_t rank_bytes() const STW_REQUIRES(mutex_);
-    void note_line(uint32_t level, const char *topic, const Status &status) STW_REQUIRES(mutex_);
-    void take_plan() STW_REQUIRES(mutex_);
-    void follow_plan(uint32_t phase) STW_REQUIRES(mutex_);
-    [[nodiscard]] PlanWork *plan_for(uint32_t phase) STW_REQUIRES(mutex_);
+    bool make_plan_room(uint64_t bytes) STW_REQUIRES(runtime_lock);
+    [[nodiscard]] uint64_t rank_bytes() const STW_REQUIRES(runtime_lock);
+    void note_line(uint32_t level, const char *topic, const Status &status)
+        STW_REQUIRES(runtime_lock);
+    void take_plan() STW_REQUIRES(runtime_lock);
+    void follow_plan(uint32_t phase) STW_REQUIRES(runtime_lock);
+    [[nodiscard]] PlanWork *plan_for(uint32_t phase) STW_REQUIRES(runtime_lock);
     [[nodiscard]] bool plan_fits(const PlanWork &work, uint32_t at, uint32_t phase) const
-        STW_REQUIRES(mutex_);
-    [[nodiscard]] uint64_t room_number() const STW_REQUIRES(mutex_);
-    [[nodiscard]] uint64_t plans_bytes() const STW_REQUIRES(mutex_);
+        STW_REQUIRES(runtime_lock);
+    [[nodiscard]] uint64_t room_number() const STW_REQUIRES(runtime_lock);
+    [[nodiscard]] uint64_t plans_bytes() const STW_REQUIRES(runtime_lock);
     // Of metadata_bytes, what is used, with all that is kept for the trace and for plans.
-    [[nodiscard]] uint64_t metadata_taken() const STW_REQUIRES(mutex_)
+    [[nodiscard]] uint64_t metadata_taken() const STW_REQUIRES(runtime_lock)
     {
         return metadata_bytes() - trace_.metadata_bytes() - plans_bytes() + trace_.limit() +
                plan_bytes_max_;
     }
-    void report_plans(report::ReportData &data) const STW_REQUIRES(mutex_);
+    void report_plans(report::ReportData &data) const STW_REQUIRES(runtime_lock);
     [[nodiscard]] uint64_t computed_now(const std::vector<PlanWork::Turn> &round) const
-        STW_REQUIRES(mutex_);
+        STW_REQUIRES(runtime_lock);
     void fill_plan(const schedule::Plan &plan, report::PlanReport *report) const;
     [[nodiscard]] uint32_t link_between(const schedule::Link &link) const;
 
@@ -942,20 +792,20 @@ private:
     // EMPTY where there is none. Holds the lock while it copies.
     Result<StepModel> take_model(uint32_t phase) const;
     void copy_steps(const std::vector<const schedule::Step *> &steps, StepModel *model) const
-        STW_REQUIRES(mutex_);
+        STW_REQUIRES(runtime_lock);
     void settle_model(const std::vector<observe::LinkTotal> &totals, StepModel *model) const;
     static schedule::Step complete_step(schedule::Step step, const StepModel &model);
     [[nodiscard]] std::vector<uint32_t> blocks_of_others(
-        const std::vector<residency::TensorId> &used) const STW_REQUIRES(mutex_);
+        const std::vector<residency::TensorId> &used) const STW_REQUIRES(runtime_lock);
     [[nodiscard]] residency::Config room_beside(const std::vector<uint32_t> &others) const
-        STW_REQUIRES(mutex_);
+        STW_REQUIRES(runtime_lock);
     void make_links(const std::vector<observe::LinkTotal> &totals,
                     schedule::Machine *machine) const;
 
     // phases.cpp
-    void note_reduced(stw_tensor *gradient, uint64_t step) STW_REQUIRES(mutex_);
-    void close_step(Phase &phase) STW_REQUIRES(mutex_);
-    void sample_tiers(residency::Instant time) STW_REQUIRES(mutex_);
+    void note_reduced(stw_tensor *gradient, uint64_t step) STW_REQUIRES(runtime_lock);
+    void close_step(Phase &phase) STW_REQUIRES(runtime_lock);
+    void sample_tiers(residency::Instant time) STW_REQUIRES(runtime_lock);
     // Of the host tier, for staging and scratch memory.
     [[nodiscard]] uint64_t kept_bytes() const
     {
@@ -964,47 +814,44 @@ private:
     void empty_behind(residency::TensorId tensor);
 
     // scoring.cpp
-    [[nodiscard]] bool has_policy() const STW_REQUIRES(mutex_);
+    [[nodiscard]] bool has_policy() const STW_REQUIRES(runtime_lock);
     [[nodiscard]] uint64_t policy_bytes(uint64_t tensors) const;
-    [[nodiscard]] Status check_policy_room() const STW_REQUIRES(mutex_);
-    Status start_policy_thread() STW_REQUIRES(mutex_);
-    Status await_policy(uint64_t timeout_ns, bool closes) STW_REQUIRES(mutex_);
+    [[nodiscard]] Status check_policy_room() const STW_REQUIRES(runtime_lock);
+    Status start_policy_thread() STW_REQUIRES(runtime_lock);
+    Status await_policy(uint64_t timeout_ns, bool closes) STW_REQUIRES(runtime_lock);
     Status end_policy(uint64_t timeout_ns);
-    void ask_policy() STW_REQUIRES(mutex_);
-    void note_departures() STW_REQUIRES(mutex_);
-    bool await_scoring() STW_REQUIRES(mutex_);
+    void ask_policy() STW_REQUIRES(runtime_lock);
+    void note_departures() STW_REQUIRES(runtime_lock);
+    bool await_scoring() STW_REQUIRES(runtime_lock);
     void run_policy();
-    void score_place(residency::PlaceId place) STW_REQUIRES(mutex_);
+    void score_place(residency::PlaceId place) STW_REQUIRES(runtime_lock);
     residency::Instant take_snapshot(residency::PlaceId place, uint32_t victim_bytes)
-        STW_REQUIRES(mutex_);
+        STW_REQUIRES(runtime_lock);
     void show(const residency::Candidate &candidate, uint32_t victim_bytes, VictimTable &table)
-        STW_REQUIRES(mutex_);
-    residency::Instant apply_scores(residency::PlaceId place) STW_REQUIRES(mutex_);
+        STW_REQUIRES(runtime_lock);
+    residency::Instant apply_scores(residency::PlaceId place) STW_REQUIRES(runtime_lock);
 
     // shared by fetches and copies
     uint32_t owner_number();
     Status check_fixed_address(const stw_tensor_spec &spec, const Sharding *sharding) const;
     Status show_pack(residency::TensorId tensor, stw_tensor *handle, residency::PlaceId place)
-        STW_REQUIRES(mutex_);
-    Status address_pack(residency::TensorId tensor, stw_tensor *handle) STW_REQUIRES(mutex_);
-    void release_pack(residency::PackId pack) STW_REQUIRES(mutex_);
+        STW_REQUIRES(runtime_lock);
+    Status address_pack(residency::TensorId tensor, stw_tensor *handle) STW_REQUIRES(runtime_lock);
+    void release_pack(residency::PackId pack) STW_REQUIRES(runtime_lock);
     std::vector<observe::LinkTotal> link_totals() const;
     void fill_report(report::ReportData &data);
     void report_drivers(report::ReportData &data);
-    void report_waste(report::ReportData &data) const STW_REQUIRES(mutex_);
-    void report_history(report::HistoryData &data) const STW_REQUIRES(mutex_);
+    void report_waste(report::ReportData &data) const STW_REQUIRES(runtime_lock);
+    void report_history(report::HistoryData &data) const STW_REQUIRES(runtime_lock);
     // stats.cpp
     void open_stats();
     void publish_stats();
-    [[nodiscard]] std::vector<report::TensorName> tensor_names() const STW_REQUIRES(mutex_);
-    bool wait_progress(residency::Instant deadline) STW_REQUIRES(mutex_);
-    [[nodiscard]] Status interrupted_since(residency::Instant begin) const STW_REQUIRES(mutex_);
+    [[nodiscard]] std::vector<report::TensorName> tensor_names() const STW_REQUIRES(runtime_lock);
 
     stw_runtime *const handle_;
     const uint64_t serial_;
     std::string name_;
     uint64_t block_bytes_;
-    uint64_t timeout_default_ns_;
     uint32_t preset_;
     uint32_t operations_max_;
     uint32_t update_threads_ = 0;
@@ -1013,10 +860,12 @@ private:
     report::UpdateReport updates_;
     report::ProfileReport profile_;
     std::unique_ptr<observe::LogRelay> log_relay_;  // with touches
-    observe::Log log_;
     stw_services services_{};
     std::unique_ptr<observe::Timeline> timeline_;
     memory::TierSet tiers_;
+    HandleTable handles_;
+    Dispatcher dispatch_;
+    BackgroundErrors errors_{dispatch_, handles_};
     uint64_t staging_bytes_ = 0;
     uint32_t staging_blocks_ = 0;
     uint64_t metadata_budget_ = 0;
@@ -1032,73 +881,65 @@ private:
     uint64_t plan_bytes_max_ = 0;  // of metadata_bytes, for plans made and the one being made
     Planner planner_{[this](PlanWork &work) { prepare_plan(work); }};
 
-    mutable Mutex mutex_;
-    Core core_ STW_GUARDED_BY(mutex_);
-    residency::CommandLoop loop_ STW_GUARDED_BY(mutex_){*this};
-    std::vector<Waiter *> calls_ STW_GUARDED_BY(mutex_);  // to be made when the lock is free
-    schedule::Trace trace_ STW_GUARDED_BY(mutex_);
-    schedule::Planned planned_ STW_GUARDED_BY(mutex_){trace_};
+    schedule::Trace trace_ STW_GUARDED_BY(runtime_lock);
+    schedule::Planned planned_ STW_GUARDED_BY(runtime_lock){trace_};
     // The oldest first; also those refused.
-    std::vector<std::unique_ptr<PlanWork>> plans_made_ STW_GUARDED_BY(mutex_);
-    const PlanWork *plan_followed_ STW_GUARDED_BY(mutex_)
-        STW_PT_GUARDED_BY(mutex_) = nullptr;               // of these
-    uint32_t plan_turn_ STW_GUARDED_BY(mutex_) = 0;        // in its round
-    uint64_t plan_deviations_ STW_GUARDED_BY(mutex_) = 0;  // of the phases, as of its last begin
-    uint64_t policies_changed_ STW_GUARDED_BY(mutex_) = 0;
+    std::vector<std::unique_ptr<PlanWork>> plans_made_ STW_GUARDED_BY(runtime_lock);
+    const PlanWork *plan_followed_ STW_GUARDED_BY(runtime_lock)
+        STW_PT_GUARDED_BY(runtime_lock) = nullptr;         // of these
+    uint32_t plan_turn_ STW_GUARDED_BY(runtime_lock) = 0;  // in its round
+    uint64_t plan_deviations_ STW_GUARDED_BY(runtime_lock) =
+        0;  // of the phases, as of its last begin
+    uint64_t policies_changed_ STW_GUARDED_BY(runtime_lock) = 0;
     // That the question under way may take; 0: none is.
-    uint64_t plan_bytes_asked_ STW_GUARDED_BY(mutex_) = 0;
-    uint64_t plan_bytes_kept_ STW_GUARDED_BY(mutex_) = 0;  // of plans_made_
-    bool plan_refused_ STW_GUARDED_BY(mutex_) = false;     // the system starts no thread for them
+    uint64_t plan_bytes_asked_ STW_GUARDED_BY(runtime_lock) = 0;
+    uint64_t plan_bytes_kept_ STW_GUARDED_BY(runtime_lock) = 0;  // of plans_made_
+    bool plan_refused_ STW_GUARDED_BY(runtime_lock) =
+        false;  // the system starts no thread for them
     // As of the last begin or end of a step.
-    std::vector<observe::LinkTotal> bandwidths_ STW_GUARDED_BY(mutex_);
-    uint64_t lookahead_bytes_ STW_GUARDED_BY(mutex_) = 0;  // of all phases
-    bool plan_due_ STW_GUARDED_BY(mutex_) = false;         // something changed that a plan goes by
-    residency::Instant plan_wake_ STW_GUARDED_BY(mutex_) =
-        residency::kNever;                             // it looks again then
-    uint32_t plan_pauses_ STW_GUARDED_BY(mutex_) = 0;  // calls that wait for quiet
-    std::unordered_map<residency::FetchId, Waiter *> waiters_ STW_GUARDED_BY(mutex_);
-    std::vector<LogLine> log_lines_ STW_GUARDED_BY(mutex_);  // to be said when the lock is free
+    std::vector<observe::LinkTotal> bandwidths_ STW_GUARDED_BY(runtime_lock);
+    uint64_t lookahead_bytes_ STW_GUARDED_BY(runtime_lock) = 0;  // of all phases
+    bool plan_due_ STW_GUARDED_BY(runtime_lock) = false;  // something changed that a plan goes by
+    residency::Instant plan_wake_ STW_GUARDED_BY(runtime_lock) =
+        residency::kNever;                                   // it looks again then
+    uint32_t plan_pauses_ STW_GUARDED_BY(runtime_lock) = 0;  // calls that wait for quiet
     // Threads of the program in await() or wait().
-    std::vector<residency::Sleeper> sleepers_ STW_GUARDED_BY(mutex_);
-    Condition progress_;
-    // Counts what may have changed for those who wait for it.
-    uint64_t progress_made_ STW_GUARDED_BY(mutex_) = 0;
+    std::vector<residency::Sleeper> sleepers_ STW_GUARDED_BY(runtime_lock);
     struct PackAddresses {
         uint32_t blocks = 0;
         void *at[residency::kDevicesMax] = {};  // per device; null: none
         std::unique_ptr<memory::ShownTensor> shown[residency::kDevicesMax];
     };
-    std::vector<PackAddresses> pack_addresses_ STW_GUARDED_BY(mutex_);  // by pack
-    std::map<std::string, stw_tensor *, std::less<>> names_ STW_GUARDED_BY(mutex_);
-    stw_tensor *first_tensor_ STW_GUARDED_BY(mutex_) = nullptr;
-    stw_tensor *last_tensor_ STW_GUARDED_BY(mutex_) = nullptr;
-    std::vector<stw_tensor *> handles_ STW_GUARDED_BY(mutex_);  // by id; null: the library's own
-    uint64_t tensors_made_ STW_GUARDED_BY(mutex_) = 0;
-    uint64_t shown_bytes_ STW_GUARDED_BY(mutex_) = 0;    // of tensors with an address of their own
-    uint64_t handles_bytes_ STW_GUARDED_BY(mutex_) = 0;  // of the tensors' handles, names included
-    uint64_t tensors_live_ STW_GUARDED_BY(mutex_) = 0;
-    uint64_t trained_bytes_ STW_GUARDED_BY(mutex_) = 0;  // see count_trained()
-    uint64_t accesses_ STW_GUARDED_BY(mutex_) = 0;       // of tensors, since open
-    uint32_t operations_ STW_GUARDED_BY(mutex_) = 0;
-    std::vector<Snapshot *> snapshots_ STW_GUARDED_BY(mutex_);  // under way
+    std::vector<PackAddresses> pack_addresses_ STW_GUARDED_BY(runtime_lock);  // by pack
+    std::map<std::string, stw_tensor *, std::less<>> names_ STW_GUARDED_BY(runtime_lock);
+    uint64_t shown_bytes_ STW_GUARDED_BY(runtime_lock) =
+        0;  // of tensors with an address of their own
+    uint64_t handles_bytes_ STW_GUARDED_BY(runtime_lock) =
+        0;  // of the tensors' handles, names included
+    uint64_t trained_bytes_ STW_GUARDED_BY(runtime_lock) = 0;  // see count_trained()
+    uint64_t accesses_ STW_GUARDED_BY(runtime_lock) = 0;       // of tensors, since open
+    uint32_t operations_ STW_GUARDED_BY(runtime_lock) = 0;
+    std::vector<Snapshot *> snapshots_ STW_GUARDED_BY(runtime_lock);  // under way
     // Operations that are over, in that order.
-    Waiter *callbacks_first_ STW_GUARDED_BY(mutex_) = nullptr;
-    Waiter *callbacks_last_ STW_GUARDED_BY(mutex_) = nullptr;
+    Waiter *callbacks_first_ STW_GUARDED_BY(runtime_lock) = nullptr;
+    Waiter *callbacks_last_ STW_GUARDED_BY(runtime_lock) = nullptr;
     // Of operations freed before they returned.
-    uint32_t callbacks_freed_ STW_GUARDED_BY(mutex_) = 0;
-    uint64_t adopted_bytes_ STW_GUARDED_BY(mutex_) = 0;  // of stw_reduce_adopt's, not given back
+    uint32_t callbacks_freed_ STW_GUARDED_BY(runtime_lock) = 0;
+    uint64_t adopted_bytes_ STW_GUARDED_BY(runtime_lock) =
+        0;  // of stw_reduce_adopt's, not given back
     Condition callbacks_ready_;
-    bool callbacks_run_ STW_GUARDED_BY(mutex_) = false;  // the thread does
-    bool callbacks_end_ STW_GUARDED_BY(mutex_) = false;
+    bool callbacks_run_ STW_GUARDED_BY(runtime_lock) = false;  // the thread does
+    bool callbacks_end_ STW_GUARDED_BY(runtime_lock) = false;
     pthread_t callbacks_thread_{};
-    std::vector<std::unique_ptr<Phase>> phases_ STW_GUARDED_BY(mutex_);
-    observe::StepHistory steps_ STW_GUARDED_BY(mutex_);
-    observe::StallLedger stalls_ STW_GUARDED_BY(mutex_);
+    std::vector<std::unique_ptr<Phase>> phases_ STW_GUARDED_BY(runtime_lock);
+    observe::StepHistory steps_ STW_GUARDED_BY(runtime_lock);
+    observe::StallLedger stalls_ STW_GUARDED_BY(runtime_lock);
     // When bytes per tier were recorded last.
-    residency::Instant sampled_ns_ STW_GUARDED_BY(mutex_) = 0;
-    residency::Instant drained_ns_ STW_GUARDED_BY(mutex_) = 0;  // when the core heard of hits last
-    uint64_t hits_ STW_GUARDED_BY(mutex_) = 0;                  // that it has heard of
-    uint64_t misses_ STW_GUARDED_BY(mutex_) = 0;
+    residency::Instant sampled_ns_ STW_GUARDED_BY(runtime_lock) = 0;
+    residency::Instant drained_ns_ STW_GUARDED_BY(runtime_lock) =
+        0;                                            // when the core heard of hits last
+    uint64_t hits_ STW_GUARDED_BY(runtime_lock) = 0;  // that it has heard of
+    uint64_t misses_ STW_GUARDED_BY(runtime_lock) = 0;
     // Of the statistics page; the timer's thread alone uses it.
     struct Stats;
     struct StatsOwner {
@@ -1122,40 +963,29 @@ private:
         std::unique_ptr<Durable> body;  // null: scratch alone
     };
     DurableOwner durable_;
-    // Of act(): tell_ranks() when the lock is given back.
-    bool ranks_news_ STW_GUARDED_BY(mutex_) = false;
-    stw_group *group_ = nullptr;          // that this runtime has for itself
-    stw_group *replica_group_ = nullptr;  // and this one
-    std::unique_ptr<Scoring> scoring_ STW_GUARDED_BY(mutex_)
-        STW_PT_GUARDED_BY(mutex_);                // null until there is a policy
+    std::atomic<bool> ranks_news_{false};  // tell_ranks() once the lock is given back
+    stw_group *group_ = nullptr;           // that this runtime has for itself
+    stw_group *replica_group_ = nullptr;   // and this one
+    std::unique_ptr<Scoring> scoring_ STW_GUARDED_BY(runtime_lock)
+        STW_PT_GUARDED_BY(runtime_lock);          // null until there is a policy
     std::unique_ptr<update::Pipeline> pipeline_;  // outlives the optimizers that use it
-    std::vector<std::unique_ptr<OptimizerBody>> optimizers_ STW_GUARDED_BY(mutex_);
-    Status first_error_ STW_GUARDED_BY(mutex_);
-    std::unordered_map<residency::TensorId, Status> tensor_errors_ STW_GUARDED_BY(mutex_);
-    std::set<residency::TensorId> zeros_owed_ STW_GUARDED_BY(mutex_);  // empty, but read as zeros
-    residency::Instant timer_target_ STW_GUARDED_BY(mutex_) = residency::kNever;
-    bool closing_ STW_GUARDED_BY(mutex_) = false;
-    bool budget_changes_ STW_GUARDED_BY(mutex_) = false;  // somebody is in set_budget()
+    std::vector<std::unique_ptr<OptimizerBody>> optimizers_ STW_GUARDED_BY(runtime_lock);
+    std::set<residency::TensorId> zeros_owed_
+        STW_GUARDED_BY(runtime_lock);                           // empty, but read as zeros
+    bool budget_changes_ STW_GUARDED_BY(runtime_lock) = false;  // somebody is in set_budget()
     // By place, of devices with streams: the budget, or what it changes to if that is less.
-    std::vector<uint64_t> update_blocks_ STW_GUARDED_BY(mutex_);
+    std::vector<uint64_t> update_blocks_ STW_GUARDED_BY(runtime_lock);
     // A fetch was asked for that may wait for theirs.
-    bool touches_give_way_ STW_GUARDED_BY(mutex_) = false;
-    residency::Instant interrupted_at_ STW_GUARDED_BY(mutex_) =
-        0;  // waits that began before it end
+    std::atomic<bool> touches_give_way_{false};
 
     std::atomic<uint64_t> current_step_{0};
-    std::atomic<uint32_t> stuck_{0};
-    std::atomic<uint64_t> errors_{0};
     std::atomic<size_t> zeros_owed_count_{0};
-    std::atomic<residency::Instant> interrupted_ns_{0};  // of the last interrupt, 0: none
-    int timer_fd_ = -1;
-    std::thread timer_;
     // Copies of operations, a chunk at a time; the thread starts with the first one.
     std::thread copier_;
     Condition copier_wakes_;
     // Their chunk was granted or refused.
-    std::deque<Snapshot *> copier_queue_ STW_GUARDED_BY(mutex_);
-    bool copier_stops_ STW_GUARDED_BY(mutex_) = false;
+    std::deque<Snapshot *> copier_queue_ STW_GUARDED_BY(runtime_lock);
+    bool copier_stops_ STW_GUARDED_BY(runtime_lock) = false;
 };
 
 }  // namespace stepwell

@@ -39,14 +39,14 @@ uint64_t Runtime::policy_bytes(uint64_t tensors) const
 
 Status Runtime::check_policy_room() const
 {
-    const uint64_t needed = policy_bytes(core_.tensor_ids());
+    const uint64_t needed = policy_bytes(dispatch_.core.tensor_ids());
     const uint64_t free = metadata_budget_ - std::min(metadata_budget_, metadata_taken());
     if (needed <= free) return {};
     Status status = Status::error(
         STW_ERROR_BUDGET,
         "snapshots of %u tensors for a victim policy have no room: %s needed; metadata_bytes %s; "
         "raise it when opening the runtime, or make fewer and larger tensors",
-        core_.tensor_ids(), bytes_text(needed).c_str(), metadata_text().c_str());
+        dispatch_.core.tensor_ids(), bytes_text(needed).c_str(), metadata_text().c_str());
     status.mutable_detail().needed_bytes = needed;
     status.mutable_detail().free_bytes = free;
     return status;
@@ -60,21 +60,21 @@ Status Runtime::await_policy(uint64_t timeout_ns, bool closes)
                              "a victim policy can neither replace itself nor close its runtime: "
                              "its own call would be waited for");
     }
-    const residency::Instant begin = now();
+    const residency::Instant begin = dispatch_.now();
     while (scoring_->calling) {
-        if (!closes) STW_TRY(interrupted_since(begin));
-        if (wait_progress(begin + timeout(timeout_ns))) continue;
+        if (!closes) STW_TRY(dispatch_.interrupted_since(begin));
+        if (dispatch_.wait_progress(begin + dispatch_.timeout(timeout_ns))) continue;
         return Status::error(STW_ERROR_TIMEOUT,
                              "the victim policy's rank has not returned within %.3f s; nothing "
                              "was changed. Call again when it has",
-                             static_cast<double>(timeout(timeout_ns)) * 1e-9);
+                             static_cast<double>(dispatch_.timeout(timeout_ns)) * 1e-9);
     }
     return {};
 }
 
 Status Runtime::set_victim_policy(const stw_victim_policy *policy, uint64_t timeout_ns)
 {
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     if (!scoring_ && !policy) return {};
     if (!scoring_) scoring_ = std::make_unique<Scoring>();
     ++scoring_->changers;
@@ -88,7 +88,7 @@ Status Runtime::set_victim_policy(const stw_victim_policy *policy, uint64_t time
         scoring_->told_nan = false;
         scoring_->not_before = 0;
         if (!policy) scoring_->table = {};
-        core_.forget_scores();
+        dispatch_.core.forget_scores();
         ask_policy();
     }
     scoring_->wake.notify_all();
@@ -117,7 +117,7 @@ Status Runtime::end_policy(uint64_t timeout_ns)
 {
     pthread_t thread{};
     {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         if (!scoring_ || !scoring_->started) return {};
         ++scoring_->changers;
         Status status = await_policy(timeout_ns, true);
@@ -131,7 +131,7 @@ Status Runtime::end_policy(uint64_t timeout_ns)
         thread = scoring_->thread;
     }
     pthread_join(thread, nullptr);
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     scoring_->started = false;
     return {};
 }
@@ -151,9 +151,9 @@ void Runtime::note_departures()
 {
     if (!has_policy()) return;
     for (PlaceId place = 0; place <= tiers_.host(); ++place) {
-        const uint64_t left = core_.evictions(place) - scoring_->evictions[place];
+        const uint64_t left = dispatch_.core.evictions(place) - scoring_->evictions[place];
         if (left == 0 || (scoring_->due & (1u << place)) != 0) continue;
-        if (left < core_.slots(place) / kEvictedShare) continue;
+        if (left < dispatch_.core.slots(place) / kEvictedShare) continue;
         scoring_->due |= 1u << place;
         scoring_->wake.notify_all();
     }
@@ -165,34 +165,34 @@ bool Runtime::await_scoring()
     for (;;) {
         if (scoring_->stopping) return false;
         const bool wanted = scoring_->policy.rank && scoring_->due != 0 && scoring_->changers == 0;
-        const residency::Instant time = now();
+        const residency::Instant time = dispatch_.now();
         if (wanted && time >= scoring_->not_before) return true;
         if (wanted) {
-            (void)scoring_->wake.wait_until(mutex_, scoring_->not_before);
+            (void)scoring_->wake.wait_until(dispatch_.mutex(), scoring_->not_before);
         } else {
-            scoring_->wake.wait(mutex_);
+            scoring_->wake.wait(dispatch_.mutex());
         }
     }
 }
 
 void Runtime::run_policy()
 {
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     while (await_scoring()) {
         const auto place = static_cast<PlaceId>(std::countr_zero(scoring_->due));
         scoring_->due &= ~(1u << place);
-        scoring_->evictions[place] = core_.evictions(place);
+        scoring_->evictions[place] = dispatch_.core.evictions(place);
         scoring_->calling = true;
         try {
             score_place(place);
         } catch (const std::bad_alloc &) {
-            const MutexUnlock unlocked(mutex_);
-            log_.print(STW_LOG_WARNING, "policy",
-                       "no memory for a snapshot for the victim policy; its last scores stand");
+            const MutexUnlock unlocked(dispatch_.mutex());
+            dispatch_.log.print(
+                STW_LOG_WARNING, "policy",
+                "no memory for a snapshot for the victim policy; its last scores stand");
         }
         scoring_->calling = false;
-        ++progress_made_;
-        progress_.notify_all();
+        dispatch_.note_progress();
     }
 }
 
@@ -205,7 +205,7 @@ void Runtime::score_place(PlaceId place)
     const auto n = static_cast<uint32_t>(table.named.size());
     table.answers.assign(n, 0.0);
     if (n > 0) {
-        const MutexUnlock unlocked(mutex_);
+        const MutexUnlock unlocked(dispatch_.mutex());
         const auto *victims = reinterpret_cast<const stw_victim *>(table.victims.data());
         policy.rank(policy.user, static_cast<uint32_t>(tiers_[place].kind), tiers_[place].device,
                     victims, n, table.answers.data());
@@ -214,17 +214,18 @@ void Runtime::score_place(PlaceId place)
         static_cast<uint64_t>(std::count_if(table.answers.begin(), table.answers.end(),
                                             [](double answer) { return std::isnan(answer); }));
     if (nans > 0 && !std::exchange(scoring_->told_nan, true)) {
-        const MutexUnlock unlocked(mutex_);
-        log_.print(STW_LOG_WARNING, "policy",
-                   "the victim policy answered %llu of %u tensors with a score that is not a "
-                   "number; they count as 0. This is said once per policy",
-                   static_cast<unsigned long long>(nans), n);
+        const MutexUnlock unlocked(dispatch_.mutex());
+        dispatch_.log.print(
+            STW_LOG_WARNING, "policy",
+            "the victim policy answered %llu of %u tensors with a score that is not a "
+            "number; they count as 0. This is said once per policy",
+            static_cast<unsigned long long>(nans), n);
     }
     if (turn != scoring_->turn || n == 0) return;
     held += apply_scores(place);
     scoring_->unscored += nans;
     ++scoring_->calls[place];
-    scoring_->not_before = now() + kPauseFactor * held;
+    scoring_->not_before = dispatch_.now() + kPauseFactor * held;
 }
 
 // Returns how long it held the lock.
@@ -236,25 +237,25 @@ residency::Instant Runtime::take_snapshot(PlaceId place, uint32_t victim_bytes)
     residency::Instant held = 0;
     drain_hits();
     for (residency::PackId next = 0;;) {
-        const residency::Instant begin = now();
+        const residency::Instant begin = dispatch_.now();
         table.found.clear();
-        next = core_.candidates(place, next, kPartWork, &table.found);
+        next = dispatch_.core.candidates(place, next, kPartWork, &table.found);
         for (const residency::Candidate &candidate : table.found) {
             show(candidate, victim_bytes, table);
         }
-        held += now() - begin;
+        held += dispatch_.now() - begin;
         if (next == residency::kNone) return held;
-        const MutexUnlock unlocked(mutex_);
+        const MutexUnlock unlocked(dispatch_.mutex());
         std::this_thread::yield();
     }
 }
 
 void Runtime::show(const residency::Candidate &candidate, uint32_t victim_bytes, VictimTable &table)
 {
-    stw_tensor *tensor = handle_of(candidate.tensor);
+    stw_tensor *tensor = handles_.at(candidate.tensor);
     if (!tensor) return;  // the library's own
-    const TensorNotes &notes = tensor->notes.with(mutex_);
-    const residency::Policy &rules = core_.spec(candidate.tensor).policy;
+    const TensorNotes &notes = tensor->notes;
+    const residency::Policy &rules = dispatch_.core.spec(candidate.tensor).policy;
     stw_victim victim{};
     victim.tensor = tensor;
     victim.bytes = candidate.bytes;
@@ -278,23 +279,23 @@ residency::Instant Runtime::apply_scores(PlaceId place)
     VictimTable &table = scoring_->table;
     residency::Instant held = 0;
     for (size_t i = 0; i < table.named.size();) {
-        const residency::Instant begin = now();
+        const residency::Instant begin = dispatch_.now();
         table.scores.clear();
         residency::PackId pack = residency::kNone;
         for (; i < table.named.size(); ++i) {
             const VictimTable::Named &named = table.named[i];
-            const stw_tensor *tensor = handle_of(named.id);
-            if (!tensor || tensor->notes.with(mutex_).serial != named.serial) continue;
-            const residency::PackId own = core_.pack_of(named.id);
+            const stw_tensor *tensor = handles_.at(named.id);
+            if (!tensor || tensor->notes.serial != named.serial) continue;
+            const residency::PackId own = dispatch_.core.pack_of(named.id);
             if (own != pack && table.scores.size() >= kPartWork) break;
             pack = own;
             const double answer = table.answers[i];
             table.scores.push_back({named.id, std::isnan(answer) ? 0.0 : answer});
         }
-        core_.score(place, table.scores.data(), table.scores.size());
+        dispatch_.core.score(place, table.scores.data(), table.scores.size());
         scoring_->scored[place] += table.scores.size();
-        held += now() - begin;
-        const MutexUnlock unlocked(mutex_);
+        held += dispatch_.now() - begin;
+        const MutexUnlock unlocked(dispatch_.mutex());
         std::this_thread::yield();
     }
     return held;

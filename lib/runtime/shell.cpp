@@ -8,24 +8,12 @@
 #include "lib/runtime/snapshot.h"
 #include "lib/support/assert.h"
 
-#include <poll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <ctime>
 #include <utility>
 
 namespace stepwell {
 
 using residency::PlaceId;
-
-residency::Instant Runtime::now() const
-{
-    timespec time{};
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return static_cast<uint64_t>(time.tv_sec) * 1000000000ull + static_cast<uint64_t>(time.tv_nsec);
-}
 
 char *Runtime::pointer_of(PlaceId place, residency::Slot slot,
                           const residency::Transfer &transfer) const
@@ -39,7 +27,7 @@ char *Runtime::pointer_of(PlaceId place, residency::Slot slot,
 // Of a place that maps. Where the block is not guarded a transfer brings it there.
 bool Runtime::is_at_address(PlaceId place, residency::BlockId block) const
 {
-    return !core_.guards(block, place) || core_.is_mapped(block, place);
+    return !dispatch_.core.guards(block, place) || dispatch_.core.is_mapped(block, place);
 }
 
 transfer::Job Runtime::job_of(const residency::Transfer &transfer) const
@@ -56,7 +44,7 @@ transfer::Job Runtime::job_of(const residency::Transfer &transfer) const
     if (is_memory(transfer.to)) {
         job.to_memory = transfer.to;
         job.to_pointer = pointer_of(transfer.to, transfer.to_slot, transfer);
-        if (tiers_[transfer.to].maps && !core_.guards(transfer.block, transfer.to))
+        if (tiers_[transfer.to].maps && !dispatch_.core.guards(transfer.block, transfer.to))
             job.map_block = transfer.to_slot;
         if (tiers_[transfer.to].shows && transfer.pack < pack_addresses_.size()) {
             job.shown = pack_addresses_[transfer.pack].shown[transfer.to].get();
@@ -90,13 +78,13 @@ void Runtime::submit(std::vector<residency::Transfer> &transfers, Commands &out)
     jobs.reserve(transfers.size());
     for (const residency::Transfer &transfer : transfers) {
         jobs.push_back(job_of(transfer));
-        stw_tensor *handle = handle_of(transfer.tensor);
-        if (handle && !tiers_.is_nvme(transfer.to)) handle->notes.with(mutex_).moved = true;
+        stw_tensor *handle = handles_.at(transfer.tensor);
+        if (handle && !tiers_.is_nvme(transfer.to)) handle->notes.moved = true;
     }
     const Status status = engine_->submit(jobs.data(), static_cast<uint32_t>(jobs.size()));
     if (status.ok()) return;
     for (const residency::Transfer &transfer : transfers) {
-        core_.transfer_done(transfer.id, status, now(), out);
+        dispatch_.core.transfer_done(transfer.id, status, dispatch_.now(), out);
     }
 }
 
@@ -107,56 +95,62 @@ void Runtime::promote(residency::TransferId transfer)
 
 void Runtime::failed(const residency::BackgroundError &error)
 {
-    background(error.tensor, error.status);
+    errors_.add(error.tensor, error.status);
 }
 
 bool Runtime::granted(residency::Granted &granted, residency::Instant, Commands &)
 {
-    return answer(granted.fetch, Status(), granted.grants);
+    return end_hint(granted.fetch, Status());
 }
 
 bool Runtime::refused(residency::Refused &refused, residency::Instant, Commands &out)
 {
-    std::vector<residency::Grant> none;
-    return ask_privately(refused, out) || answer(refused.fetch, refused.status, none);
+    return ask_privately(refused, out) || end_hint(refused.fetch, refused.status);
 }
 
-void Runtime::after_round(residency::Instant now, Commands &out)
+void Runtime::answered(Waiter &waiter)
+{
+    if (waiter.status.ok() && (waiter.plan.flags & STW_FETCH_TRY)) note_fetch(waiter.plan);
+    if (waiter.asynchronous) tell_end(waiter);
+}
+
+void Runtime::after_round(residency::Instant, Commands &out)
 {
     if (ranks_.body) pump_wholes(out);
     note_departures();
-    ++progress_made_;
-    progress_.notify_all();
-    const auto stuck = static_cast<uint32_t>(core_.stuck_fetches().size());
-    // A view that ended without the lock, between the core's look and stuck_, told nobody.
-    if (stuck > stuck_.exchange(stuck)) core_.tick(now, out);
 }
 
-void Runtime::call_out(const std::vector<Waiter *> &calls, const std::vector<LogLine> &lines)
+void Runtime::before_unlock()
 {
-    for (const LogLine &line : lines) log_.line(line.level, line.topic, line.text.c_str());
-    for (Waiter *waiter : calls) waiter->call(*waiter);
+    if (plan_due_) look_ahead();
+    if (!sleepers_.empty()) break_deadlocks();
 }
 
-// False: neither a waiter's nor a hint of a plan.
-bool Runtime::answer(residency::FetchId fetch, const Status &status,
-                     std::vector<residency::Grant> &grants)
+void Runtime::unlocked()
 {
-    const auto found = waiters_.find(fetch);
-    if (found == waiters_.end()) return end_hint(fetch, status);
-    Waiter &waiter = *found->second;
-    waiters_.erase(found);
-    waiter.status = status;
-    waiter.grants = std::move(grants);
-    waiter.done.with(mutex_) = true;
-    if (waiter.status.ok() && (waiter.plan.flags & STW_FETCH_TRY)) note_fetch(waiter.plan);
-    if (waiter.asynchronous) tell_end(waiter);
-    if (waiter.call) {
-        calls_.push_back(&waiter);
-    } else {
-        waiter.cv.notify_all();
-    }
-    return true;
+    if (ranks_news_.exchange(false)) tell_ranks();  // who wakes needs the lock
+    if (touches_give_way_.exchange(false) || dispatch_.has_stuck()) release_touches();
+}
+
+residency::Instant Runtime::due() const
+{
+    return std::min(stats_due_ns_, plan_wake_);
+}
+
+void Runtime::on_timer(residency::Instant now)
+{
+    if (now >= stats_due_ns_) publish_stats();
+}
+
+void Runtime::on_timer_locked(residency::Instant now)
+{
+    plan_due_ |= plan_wake_ <= now;
+}
+
+void Runtime::interrupted(residency::Instant at)
+{
+    for (Snapshot *work : snapshots_) work->whole->cv.notify_all();
+    if (pipeline_) pipeline_->interrupt(at);
 }
 
 void Runtime::engine_done(void *user, transfer::Completion *list, uint32_t n)
@@ -166,8 +160,8 @@ void Runtime::engine_done(void *user, transfer::Completion *list, uint32_t n)
 
 void Runtime::end_transfers(const transfer::Completion *list, uint32_t n)
 {
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
-        const residency::Instant time = now();
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
+        const residency::Instant time = dispatch_.now();
         for (uint32_t i = 0; i < n; ++i) core.transfer_done(list[i].id, list[i].status, time, out);
         constexpr residency::Instant kSampleNs = 10'000'000;
         if (time - sampled_ns_ >= kSampleNs) sample_tiers(time);
@@ -189,28 +183,12 @@ void Runtime::engine_span(void *user, const transfer::Span &span)
     runtime->timeline_->record(out);
 }
 
-// Sticks to the tensor until cleared; the first one also to the runtime.
-void Runtime::background(residency::TensorId tensor, const Status &status)
-{
-    Status named = status;
-    if (handle_of(tensor)) {
-        ErrorDetail &detail = named.mutable_detail();
-        detail.tensor = handles_[tensor]->name;
-        detail.sentence = format_text("work in the background on %s failed: %s",
-                                      tensor_text(detail.tensor).c_str(), detail.sentence.c_str());
-    }
-    log_lines_.push_back({STW_LOG_ERROR, "background", named.sentence()});
-    if (first_error_.ok()) first_error_ = named;
-    tensor_errors_.try_emplace(tensor, std::move(named));
-    errors_.fetch_add(1, std::memory_order_relaxed);
-}
-
 void Runtime::drain_hits()
 {
-    const residency::Instant since = std::exchange(drained_ns_, now());
+    const residency::Instant since = std::exchange(drained_ns_, dispatch_.now());
     views_.drain_hits([&](const ViewTable::Heard &heard) {
-        mutex_.assume_held();
-        stw_tensor *handle = handle_of(heard.tensor);
+        dispatch_.mutex().assume_held();
+        stw_tensor *handle = handles_.at(heard.tensor);
         const bool planned = plans_ && handle && heard.phase != 0;
         const auto phase = static_cast<uint32_t>(heard.phase - 1);
         if (heard.ended) {
@@ -219,20 +197,20 @@ void Runtime::drain_hits()
         }
         if (planned) trace_.hit(phase, heard.tensor, heard.place, handle->bytes);
         if (planned) planned_.access(schedule::Lane::kProgram, heard.tensor);
-        core_.touch(heard.tensor, heard.place);
+        dispatch_.core.touch(heard.tensor, heard.place);
         note_access(heard.tensor);
         ++hits_;
-        if (handle && handle->notes.with(mutex_).moved) note_use(*handle, since, heard.thread);
+        if (handle && handle->notes.moved) note_use(*handle, since, heard.thread);
     });
 }
 
 // Under the lock. The first use of what was moved, for the timeline: between `begin` and now.
 void Runtime::note_use(stw_tensor &tensor, residency::Instant begin, uint32_t thread)
 {
-    tensor.notes.with(mutex_).moved = false;
+    tensor.notes.moved = false;
     observe::Span span;
     span.start_ns = begin;
-    span.end_ns = now();
+    span.end_ns = dispatch_.now();
     span.kind = observe::SpanKind::kUse;
     span.lane = static_cast<uint16_t>(thread);
     span.id = tensor.id;
@@ -242,137 +220,35 @@ void Runtime::note_use(stw_tensor &tensor, residency::Instant begin, uint32_t th
 void Runtime::note_access(residency::TensorId tensor)
 {
     ++accesses_;
-    if (stw_tensor *handle = handle_of(tensor)) handle->notes.with(mutex_).last_use = accesses_;
-}
-
-bool Runtime::wait_progress(residency::Instant deadline)
-{
-    const residency::Instant time = now();
-    if (time >= deadline) return false;
-    (void)progress_.wait_until(mutex_,
-                               std::min<uint64_t>(deadline, time + 3600ull * 1000000000ull));
-    return true;
-}
-
-// Deadlines of fetches nobody sleeps on, and interrupts, which come from signal handlers.
-void Runtime::run_timer()
-{
-    for (;;) {
-        residency::Instant target;
-        {
-            MutexLock lock(mutex_);
-            if (closing_) return;
-            target = timer_target_ = std::min({core_.next_deadline(), stats_due_ns_, plan_wake_});
-        }
-        const residency::Instant time = now();
-        const uint64_t left = target > time ? target - time : 0;
-        const timespec wait{static_cast<time_t>(left / 1000000000),
-                            static_cast<long>(left % 1000000000)};
-        pollfd waiting{timer_fd_, POLLIN, 0};
-        if (::ppoll(&waiting, 1, target == residency::kNever ? nullptr : &wait, nullptr) > 0) {
-            uint64_t count = 0;
-            if (::read(timer_fd_, &count, sizeof count) < 0) continue;
-        }
-        if (now() >= stats_due_ns_) publish_stats();
-        act([this](Core &core, Commands &out) STW_REQUIRES(mutex_) {
-            core.tick(now(), out);
-            plan_due_ |= plan_wake_ <= now();
-            // What began to wait after the call is none of its business.
-            const residency::Instant interrupted = interrupted_ns_.exchange(0);
-            if (interrupted == 0) return;
-            interrupted_at_ = std::max(interrupted_at_, interrupted);
-            progress_.notify_all();
-            std::vector<residency::FetchId> waiting_fetches;
-            for (const auto &[fetch, waiter] : waiters_) {
-                if (waiter->asynchronous) waiter->cv.notify_all();
-                if (waiter->call || waiter->asynchronous) continue;
-                if (waiter->begin <= interrupted) waiting_fetches.push_back(fetch);
-            }
-            for (Snapshot *work : snapshots_) work->whole->cv.notify_all();
-            for (const residency::FetchId fetch : waiting_fetches) {
-                core.cancel(fetch,
-                            Status::error(STW_ERROR_INTERRUPTED,
-                                          "the wait was ended by stw_runtime_interrupt"),
-                            out);
-            }
-            if (pipeline_) pipeline_->interrupt(interrupted);
-        });
-    }
-}
-
-// Under the lock.
-Status Runtime::interrupted_since(residency::Instant begin) const
-{
-    if (begin > interrupted_at_) return {};
-    return Status::error(
-        STW_ERROR_INTERRUPTED,
-        "the wait was ended by stw_runtime_interrupt; what was waited for goes on");
-}
-
-void Runtime::arm_timer(residency::Instant deadline)
-{
-    if (deadline >= timer_target_) return;
-    timer_target_ = deadline;
-    const uint64_t one = 1;
-    (void)!::write(timer_fd_, &one, sizeof one);
-}
-
-void Runtime::interrupt()
-{
-    interrupted_ns_.store(now());
-    const uint64_t one = 1;
-    (void)!::write(timer_fd_, &one, sizeof one);
-}
-
-Status Runtime::background_error()
-{
-    MutexLock lock(mutex_);
-    return first_error_;
-}
-
-void Runtime::clear_error()
-{
-    MutexLock lock(mutex_);
-    first_error_ = Status();
-    tensor_errors_.clear();
-    errors_.store(0, std::memory_order_relaxed);
-    core_.forgive();
-}
-
-Status Runtime::sticky_error(residency::TensorId tensor)
-{
-    if (errors_.load(std::memory_order_relaxed) == 0) return {};
-    MutexLock lock(mutex_);
-    const auto found = tensor_errors_.find(tensor);
-    return found == tensor_errors_.end() ? Status() : found->second;
+    if (stw_tensor *handle = handles_.at(tensor)) handle->notes.last_use = accesses_;
 }
 
 Status Runtime::drain(uint64_t timeout_ns)
 {
     release_touches();
     const PlanPause pause(*this);
-    const residency::Instant begin = now();
-    const residency::Instant deadline = begin + timeout(timeout_ns);
+    const residency::Instant begin = dispatch_.now();
+    const residency::Instant deadline = begin + dispatch_.timeout(timeout_ns);
     STW_TRY(drain_ranks(begin, deadline));
-    if (pipeline_) STW_TRY(tell_waiting(pipeline_->drain(timeout(timeout_ns))));
-    MutexLock lock(mutex_);
+    if (pipeline_) STW_TRY(tell_waiting(pipeline_->drain(dispatch_.timeout(timeout_ns))));
+    MutexLock lock(dispatch_.mutex());
     // Between two of its chunks a copy waits for nothing.
-    while (core_.transfers_in_flight() > 0 || core_.waiting_fetches() > 0 || !snapshots_.empty() ||
-           !ranks_idle()) {
-        STW_TRY(interrupted_since(begin));
-        if (wait_progress(deadline)) continue;
+    while (dispatch_.core.transfers_in_flight() > 0 || dispatch_.core.waiting_fetches() > 0 ||
+           !snapshots_.empty() || !ranks_idle()) {
+        STW_TRY(dispatch_.interrupted_since(begin));
+        if (dispatch_.wait_progress(deadline)) continue;
         Status status = Status::error(
             STW_ERROR_TIMEOUT,
             "%u transfers, %u fetches and %zu copies were still under way when the timeout of %.3f "
             "s passed",
-            core_.transfers_in_flight(), core_.waiting_fetches(), snapshots_.size(),
-            static_cast<double>(timeout(timeout_ns)) * 1e-9);
+            dispatch_.core.transfers_in_flight(), dispatch_.core.waiting_fetches(),
+            snapshots_.size(), static_cast<double>(dispatch_.timeout(timeout_ns)) * 1e-9);
         lock.unlock();
         status = tell_waiting(std::move(status));
-        log_.line(STW_LOG_WARNING, "timeout", status.sentence());
+        dispatch_.log.line(STW_LOG_WARNING, "timeout", status.sentence());
         return status;
     }
-    return first_error_;
+    return errors_.first_locked();
 }
 
 }  // namespace stepwell

@@ -157,11 +157,11 @@ std::vector<Collective *> Runtime::small_sums(Collective &front)
     if (!SmallSums::is_small(front)) return members;
     uint64_t bytes = SmallSums::bytes_of(front);
     {
-        MutexLock lock(mutex_);
-        for (const std::unique_ptr<Collective> &next : ranks_->queue.with(mutex_).collectives) {
+        MutexLock lock(dispatch_.mutex());
+        for (const std::unique_ptr<Collective> &next : ranks_->queue.collectives) {
             // What the pipeline still adds to may be behind the sum of the front, into its shard.
             if (!SmallSums::is_small(*next)) break;
-            if (core_.claimed_by(next->source) != next->claim) break;
+            if (dispatch_.core.claimed_by(next->source) != next->claim) break;
             bytes += SmallSums::bytes_of(*next);
             if (bytes > collective::kBucketBytes) break;
             members.push_back(next.get());
@@ -180,7 +180,7 @@ uint64_t Runtime::fill_sums(const SmallSums &sums)
         const Collective &member = *sums.members()[i];
         residency::FetchAsked asked;
         asked.claim = member.claim;
-        asked.deadline = now() + kAtHandNs;
+        asked.deadline = dispatch_.now() + kAtHandNs;
         asked.requests.push_back(
             {member.source, Access::kRead, ranks_->place, 0, source_bytes(member)});
         Waiter waiter;
@@ -230,10 +230,10 @@ void Runtime::run_sums(SmallSums sums, const Status &put)
         Status left = sums.leave_first(ranks_->bucket_data(), mover());
         if (status.ok()) status = std::move(left);
     } else {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         for (uint64_t i = 1; i < count; ++i) {
-            taken.push_back(std::move(ranks_->queue.with(mutex_).collectives.front()));
-            ranks_->queue.with(mutex_).collectives.pop_front();
+            taken.push_back(std::move(ranks_->queue.collectives.front()));
+            ranks_->queue.collectives.pop_front();
             STW_ASSERT(taken.back().get() == sums.members()[i]);
         }
     }

@@ -130,7 +130,8 @@ try {
     for (Range &range : plan.ranges) {
         if (!is_converted(range)) continue;
         Status made;
-        act([&](Core &, Commands &) STW_REQUIRES(mutex_) { made = make_scratch(range); });
+        dispatch_.act([&](Core &, Commands &)
+                          STW_REQUIRES(runtime_lock) { made = make_scratch(range); });
         STW_TRY(std::move(made));
         STW_TRY(add(range));
         const bool direct = tiers_[range.place].cpu_access;
@@ -144,12 +145,12 @@ try {
         STW_TRY(check_cpu_room());
         work->next.at = work->hinted.at = work->parts.front().begin;
     }
-    waiter.begin = now();
-    waiter.deadline = waiter.begin + timeout(plan.timeout_ns);
+    waiter.begin = dispatch_.now();
+    waiter.deadline = waiter.begin + dispatch_.timeout(plan.timeout_ns);
     work->chunk.plan.step = plan.step;
     work->chunk.deadline = waiter.deadline;
     const std::vector<residency::TensorId> used = tensors_of(*work);
-    act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {
         drain_hits();
         note_copies(plan);
         snapshots_.push_back(work.get());
@@ -167,14 +168,15 @@ try {
 bool Runtime::next_chunk(Snapshot &work)
 {
     bool asked = false;
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         if (work.held) give_chunk_back(work, core, out);
         if (work.torn) start_over(work, core, out);
         const Waiter &whole = *work.whole;
         if (work.status.ok() && whole.cancelled) work.status = cancelled();
-        if (work.status.ok() && !whole.asynchronous) work.status = interrupted_since(whole.begin);
+        if (work.status.ok() && !whole.asynchronous)
+            work.status = dispatch_.interrupted_since(whole.begin);
         asked = work.status.ok() && work.next.part < work.parts.size();
-        if (asked && work.chunk.fetch != 0 && now() >= whole.deadline) {
+        if (asked && work.chunk.fetch != 0 && dispatch_.now() >= whole.deadline) {
             work.status =
                 Status::error(STW_ERROR_TIMEOUT,
                               "the copy of %s was not done when the timeout "
@@ -210,15 +212,15 @@ void Runtime::ask_chunk(Snapshot &work, Core &core, Commands &out)
     }
     asked.requests.push_back({part.tensor->id, residency::Access::kRead, residency::kAnyCpuPlace,
                               at * part.from_size, work.count * part.from_size});
-    work.chunk.begin = now();
-    work.chunk.done.with(mutex_) = false;
+    work.chunk.begin = dispatch_.now();
+    work.chunk.done = false;
     work.chunk.grants.clear();
     const residency::FetchId before = work.chunk.fetch;
-    work.chunk.fetch = core.fetch(asked, now(), out);
-    waiters_[work.chunk.fetch] = &work.chunk;
+    work.chunk.fetch = core.fetch(asked, dispatch_.now(), out);
+    dispatch_.expect(work.chunk);
     sleep_follows(before, work.chunk.fetch);
     if (core.is_waiting(work.chunk.fetch)) work.chunk.cause = cause_of(work.chunk);
-    if (work.chunk.call) arm_timer(asked.deadline);
+    if (work.chunk.call) dispatch_.arm_timer(asked.deadline);
     if (core.claimed_by(part.tensor->id) != asked.claim) {
         pipeline_->prefer(part.tensor->id);
     } else if ((work.flags & residency::kFetchTry) == 0) {
@@ -252,7 +254,7 @@ void Runtime::ask_ahead(Snapshot &work, Core &core, Commands &out)
         hint.urgency = residency::Class::kPlanned;
         hint.requests.push_back({part.tensor->id, residency::Access::kRead, residency::kAnyCpuPlace,
                                  hinted.at * part.from_size, count * part.from_size});
-        work.hints.push_back(core.fetch(hint, now(), out));
+        work.hints.push_back(core.fetch(hint, dispatch_.now(), out));
         hinted.at += count;
     }
 }
@@ -270,14 +272,14 @@ void Runtime::give_chunk_back(Snapshot &work, Core &core, Commands &out)
         release.place = grants.front().place;
         release.byte_begin = (work.next.at - part.begin) * part.to_size;
         release.byte_count = work.count * part.to_size;
-        core.release(release, now(), out);
+        core.release(release, dispatch_.now(), out);
     }
     release.tensor = part.tensor->id;
     release.access = residency::Access::kRead;
     release.place = grants.back().place;
     release.byte_begin = work.next.at * part.from_size;
     release.byte_count = work.count * part.from_size;
-    core.release(release, now(), out);
+    core.release(release, dispatch_.now(), out);
     work.held = false;
     work.next.at += work.count;
     if (work.next.at < part.end) return;
@@ -324,14 +326,14 @@ void Runtime::drop_holds(Snapshot &work, Core &core, Commands &out)
 bool Runtime::is_torn(Snapshot &work)
 {
     SnapshotPart &part = work.parts[work.next.part];
-    const uint64_t version = core_.version(part.tensor->id);
+    const uint64_t version = dispatch_.core.version(part.tensor->id);
     if (work.next.at == part.begin) part.version = version;
     if (part.version != version) return true;
     const bool last =
         work.next.part + 1 == work.parts.size() && work.next.at + work.count == part.end;
     return last && std::any_of(work.parts.begin(), work.parts.end(),
-                               [&](const auto &at) STW_REQUIRES(mutex_) {
-                                   return core_.version(at.tensor->id) != at.version;
+                               [&](const auto &at) STW_REQUIRES(runtime_lock) {
+                                   return dispatch_.core.version(at.tensor->id) != at.version;
                                });
 }
 
@@ -345,7 +347,7 @@ void Runtime::copy_chunk(Snapshot &work)
     void *to = nullptr;
     void *from = nullptr;
     {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         work.held = true;
         work.torn = is_torn(work);
         update::Piece piece;

@@ -29,7 +29,7 @@ void Runtime::open_stats()
 {
     Result<std::unique_ptr<StatsPage>> page = StatsPage::create();
     if (!page.ok()) {
-        log_.print(STW_LOG_WARNING, "stats", "%s", page.status().sentence());
+        dispatch_.log.print(STW_LOG_WARNING, "stats", "%s", page.status().sentence());
         return;
     }
     auto stats = std::make_unique<Stats>();
@@ -63,17 +63,17 @@ void Runtime::publish_stats()
         link.device = total.device;
         if (link_stats(total.link, total.device, &link.stats).ok()) data.links.push_back(link);
     }
-    const residency::Instant time = now();
+    const residency::Instant time = dispatch_.now();
     {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         drain_hits();
         data.hits = hits_;
         data.misses = misses_;
         data.stalls = stalls_.all();
-        data.waiting_fetches = core_.waiting_fetches();
-        data.transfers_in_flight = core_.transfers_in_flight();
+        data.waiting_fetches = dispatch_.core.waiting_fetches();
+        data.transfers_in_flight = dispatch_.core.transfers_in_flight();
         data.updates = updates_.steps;
-        data.errors = errors_.load(std::memory_order_relaxed);
+        data.errors = errors_.count();
         for (const std::unique_ptr<Phase> &phase : phases_) {
             data.phases.push_back(
                 {phase->name, phase->totals.steps(), phase->step != 0, phase->totals.last()});

@@ -40,10 +40,10 @@ Status Runtime::forget_stream(void *stream)
 
 Status Runtime::when_not_busy(const std::function<Status()> &order) const
 {
-    const residency::Instant deadline = now() + timeout(0);
+    const residency::Instant deadline = dispatch_.now() + dispatch_.timeout(0);
     for (;;) {
         Status status = order();
-        if (status.code() != STW_ERROR_BUSY || now() >= deadline) return status;
+        if (status.code() != STW_ERROR_BUSY || dispatch_.now() >= deadline) return status;
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
 }
@@ -100,7 +100,7 @@ Status Runtime::begin_streams(const Waiter &waiter)
         STW_TRY(stream_id(waiter.grants[i].place, plan.stream, &id));
         const void *pointer = nullptr;
         {
-            MutexLock lock(mutex_);
+            MutexLock lock(dispatch_.mutex());
             pointer = arena_pointer(range, waiter.grants[i]);
         }
         const bool writes = range.access != STW_READ;
@@ -125,7 +125,7 @@ void Runtime::join_registrations(const Range &range, const residency::Grant &gra
 {
     memory::HostPins::Range blocks;
     {
-        const MutexLock lock(mutex_);
+        const MutexLock lock(dispatch_.mutex());
         const memory::SlotRange slots =
             tiers_[grant.place].slots_of(arena_pointer(range, grant), sum_bytes(range));
         blocks = {slots.first, slots.count};
@@ -133,8 +133,9 @@ void Runtime::join_registrations(const Range &range, const residency::Grant &gra
     if (blocks.count == 1 || pins_->are_joined(blocks.first, blocks.count)) return;
     const memory::HostPins::Range all = pins_->registered_with(blocks);
     {
-        const MutexLock lock(mutex_);
-        if (!core_.are_quiet(tiers_.host(), all.first, all.count, range.tensor->id)) return;
+        const MutexLock lock(dispatch_.mutex());
+        if (!dispatch_.core.are_quiet(tiers_.host(), all.first, all.count, range.tensor->id))
+            return;
     }
     pins_->join(blocks, all);
 }
@@ -203,8 +204,8 @@ void Runtime::pin_host_memory()
     options.block_bytes = block_bytes_;
     options.staging_bytes = staging_bytes_;
     options.scratch_bytes = scratch_ ? scratch_->usage().bytes : 0;
-    options.log = &log_;
-    options.now_ns = [this] { return now(); };
+    options.log = &dispatch_.log;
+    options.now_ns = [this] { return dispatch_.now(); };
     pins_ = std::make_unique<memory::HostPins>(std::move(options));
 }
 
@@ -214,14 +215,15 @@ void Runtime::open_ordering()
     transfer::StreamOrdering::Options options;
     options.tiers = &tiers_;
     options.pins = &pins_;
-    options.log = &log_;
+    options.log = &dispatch_.log;
     options.ordered = [this](residency::TransferId transfer) {
-        act([&](Core &core, Commands &out)
-                STW_REQUIRES(mutex_) { core.transfer_ordered(transfer, now(), out); });
+        dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
+            core.transfer_ordered(transfer, dispatch_.now(), out);
+        });
     };
     options.run_of = [this](const residency::Transfer &transfer) {
-        const MutexLock lock(mutex_);
-        return core_.run_of(transfer.block, transfer.to);
+        const MutexLock lock(dispatch_.mutex());
+        return dispatch_.core.run_of(transfer.block, transfer.to);
     };
     ordering_ = std::make_unique<transfer::StreamOrdering>(std::move(options));
 }

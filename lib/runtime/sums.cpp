@@ -29,12 +29,12 @@ Result<TensorId> Runtime::make_buffer(const stw_tensor &tensor, uint64_t bytes)
     spec.policy = default_policy(STW_ROLE_GRAD);
     STW_TRY(metadata_room(spec));
     prepare_tables(spec);
-    Result<TensorId> made = core_.create(spec);
+    Result<TensorId> made = dispatch_.core.create(spec);
     if (!made.ok()) return std::move(made.status());
     Status status = address_pack(made.value(), nullptr);
     if (status.ok()) return made;
     Commands out;
-    (void)core_.destroy(made.value(), out);
+    (void)dispatch_.core.destroy(made.value(), out);
     for (const residency::PackId pack : out.freed_packs) release_pack(pack);
     return status;
 }
@@ -60,8 +60,8 @@ Status Runtime::release_sum(const ViewSlot &view, uint32_t flags)
     bool adds = false;
     bool gives = true;
     Status status;
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
-        core.release(release, now(), out);
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
+        core.release(release, dispatch_.now(), out);
         drops |= ranks_stopped();
         if (drops) return;
         if (!nothing) note_reduced(tensor, view.step);
@@ -96,12 +96,12 @@ Status Runtime::release_sum(const ViewSlot &view, uint32_t flags)
 // adds to it it goes with a later one.
 void Runtime::drop_partial(TensorId tensor, Commands &out)
 {
-    const stw_tensor *handle = handle_of(tensor);
+    const stw_tensor *handle = handles_.at(tensor);
     if (!handle || !handle->sharding) return;
     const TensorId partial = std::exchange(handle->sharding->partial, residency::kNone);
-    if (partial != residency::kNone) ranks_->queue.with(mutex_).voided.push_back(partial);
-    std::erase_if(ranks_->queue.with(mutex_).voided, [&](TensorId gone) STW_REQUIRES(mutex_) {
-        return core_.may_destroy(gone, out).ok() && core_.destroy(gone, out).ok();
+    if (partial != residency::kNone) ranks_->queue.voided.push_back(partial);
+    std::erase_if(ranks_->queue.voided, [&](TensorId gone) STW_REQUIRES(runtime_lock) {
+        return dispatch_.core.may_destroy(gone, out).ok() && dispatch_.core.destroy(gone, out).ok();
     });
 }
 
@@ -118,7 +118,7 @@ Status Runtime::queue_reduce(stw_tensor *tensor, TensorId source, bool gives, co
     next->gives = gives;
     next->cause = cause;
     Status status;
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         status = write_shards(tensor, out);
         if (sharded) {
             const uint64_t size = tensor->element_bits / 8;
@@ -145,7 +145,8 @@ Status Runtime::queue_reduce(stw_tensor *tensor, TensorId source, bool gives, co
         if (next->cause.ok()) next->cause = added;
         if (status.ok()) status = std::move(added);
     }
-    act([&](Core &, Commands &) STW_REQUIRES(mutex_) { queue_collective(std::move(next)); });
+    dispatch_.act([&](Core &, Commands &)
+                      STW_REQUIRES(runtime_lock) { queue_collective(std::move(next)); });
     return status;
 }
 
@@ -213,7 +214,7 @@ void Runtime::end_reduce(const Collective &work, const Status &status)
     stw_tensor &tensor = *work.tensors[0];
     const bool sharded = work.sums != residency::kNone;
     if (!status.ok()) fail(tensor.id, status);
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         if (!status.ok()) core.fail(sharded ? work.sums : work.source, status);
         core.unclaim_tensor(work.claim, work.source, false, out);
         if (sharded) core.unclaim_tensor(work.claim, work.sums, false, out);
@@ -347,7 +348,7 @@ std::shared_ptr<LocalVerdict> Runtime::queue_verdict(OptimizerBody &body,
     next->name = body.name;
     next->verdict = verdict;
     if (verdict) next->step = describe_step(body, parameters, step);
-    act([&](Core &, Commands &out) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &, Commands &out) STW_REQUIRES(runtime_lock) {
         if ((step.flags & STW_UPDATE_MEASURE) == 0) {
             for (const stw_tensor *parameter : parameters) update_shards(parameter, out);
         }

@@ -124,31 +124,32 @@ Status Runtime::check_fixed_address(const stw_tensor_spec &spec, const Sharding 
 Status Runtime::show_pack(TensorId id, stw_tensor *handle, PlaceId place)
 try {
     const memory::Tier &at = tiers_[place];
-    const uint32_t blocks = core_.pack_blocks(id);
+    const uint32_t blocks = dispatch_.core.pack_blocks(id);
     const uint64_t bytes = memory::ShownTensor::metadata_bytes(blocks);
     if (metadata_taken() + bytes > metadata_budget_) {
         return Status::error(STW_ERROR_BUDGET,
                              "the tables of the library have no room for the address of %s: "
                              "%s needed; metadata_bytes %s; raise it when opening the "
                              "runtime",
-                             tensor_text(core_.spec(id).name).c_str(), bytes_text(bytes).c_str(),
-                             metadata_text().c_str());
+                             tensor_text(dispatch_.core.spec(id).name).c_str(),
+                             bytes_text(bytes).c_str(), metadata_text().c_str());
     }
     auto shown = std::make_unique<memory::ShownTensor>(at.ops, at.memory, at.streams.get(),
                                                        at.slot_memory.get(), block_bytes_,
                                                        at.shows_runs, at.shown.get());
     const stw_status code = shown->reserve(blocks);
     if (code < 0) {
-        return Status::error(
-            code, "device %u has no fixed address of %s for %s: %s", at.device,
-            bytes_text(blocks * block_bytes_).c_str(), tensor_text(core_.spec(id).name).c_str(),
-            code == STW_ERROR_UNSUPPORTED && !at.remark.empty() ? at.remark.c_str()
-                                                                : stw_status_string(code));
+        return Status::error(code, "device %u has no fixed address of %s for %s: %s", at.device,
+                             bytes_text(blocks * block_bytes_).c_str(),
+                             tensor_text(dispatch_.core.spec(id).name).c_str(),
+                             code == STW_ERROR_UNSUPPORTED && !at.remark.empty()
+                                 ? at.remark.c_str()
+                                 : stw_status_string(code));
     }
     shown_bytes_ += bytes;
     handle->shown[place] = shown.get();
     handle->addresses[place] = shown->address();
-    pack_addresses_[core_.pack_of(id)].shown[place] = std::move(shown);
+    pack_addresses_[dispatch_.core.pack_of(id)].shown[place] = std::move(shown);
     return {};
 } catch (const std::bad_alloc &) {
     return Status::error(STW_ERROR_MEMORY, "no memory for the address of a tensor");
@@ -158,11 +159,11 @@ try {
 // Allocates nothing after prepare_tables().
 Status Runtime::address_pack(TensorId id, stw_tensor *handle)
 {
-    const residency::PackId pack = core_.pack_of(id);
+    const residency::PackId pack = dispatch_.core.pack_of(id);
     if (pack >= pack_addresses_.size()) pack_addresses_.resize(pack + 1);
     PackAddresses &addresses = pack_addresses_[pack];
-    const uint64_t bytes = core_.pack_blocks(id) * block_bytes_;
-    addresses.blocks = core_.pack_blocks(id);
+    const uint64_t bytes = dispatch_.core.pack_blocks(id) * block_bytes_;
+    addresses.blocks = dispatch_.core.pack_blocks(id);
     for (PlaceId place = 0; place < tiers_.host(); ++place) {
         const memory::Tier &at = tiers_[place];
         if (handle) {  // it may have been another tensor's
@@ -179,13 +180,13 @@ Status Runtime::address_pack(TensorId id, stw_tensor *handle)
                                      "no range of addresses of %s is left on device %u for %s; "
                                      "destroy tensors that are not needed",
                                      bytes_text(bytes).c_str(), at.device,
-                                     tensor_text(core_.spec(id).name).c_str());
+                                     tensor_text(dispatch_.core.spec(id).name).c_str());
             }
             if (touches_) touches_->cover(addresses.at[place], bytes);
         }
         if (handle) {
             handle->addresses[place] =
-                static_cast<char *>(addresses.at[place]) + core_.pack_offset(id);
+                static_cast<char *>(addresses.at[place]) + dispatch_.core.pack_offset(id);
         }
     }
     return {};
@@ -323,7 +324,7 @@ Status Runtime::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
     fill_handle(spec, elements, bytes, std::move(sharding), tensor.get());
     Status status;
     {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         if (*name && names_.count(name) > 0) {
             status = Status::error(STW_ERROR_EXISTS, "a tensor named '%s' exists", name);
         } else {
@@ -360,26 +361,20 @@ Status Runtime::register_tensor(const residency::TensorSpec &wanted, const std::
     Status status = address_pack(id, tensor);
     if (!status.ok()) {
         Commands out;
-        (void)core_.destroy(id, out);
+        (void)dispatch_.core.destroy(id, out);
         forget_unused(out);
         take_restored(wanted.name, false);
         return status;
     }
     tensor->id = id;
     tensor->runtime = handle_;
-    tensor->doors = &core_.door(id, 0);
-    TensorNotes &notes = tensor->notes.with(mutex_);
-    notes.serial = ++tensors_made_;
-    notes.created_ns = now();
+    tensor->doors = &dispatch_.core.door(id, 0);
+    TensorNotes &notes = tensor->notes;
+    notes.created_ns = dispatch_.now();
     count_trained(wanted, tensor);
-    notes.previous = last_tensor_;
-    (last_tensor_ ? last_tensor_->notes.with(mutex_).next : first_tensor_) = tensor;
-    last_tensor_ = tensor;
-    if (id >= handles_.size()) handles_.resize(id + 1, nullptr);
-    handles_[id] = tensor;
-    tensor_errors_.erase(id);
+    handles_.insert(tensor);
+    errors_.forget(id);
     names_.merge(named);
-    ++tensors_live_;
     handles_bytes_ += sizeof(stw_tensor) + name_bytes(wanted.name.size());
     return {};
 }
@@ -402,9 +397,9 @@ Status Runtime::create_tensors(const stw_tensor_spec *specs, uint32_t n, stw_ten
         return {};
     };
     const auto undo = [&] {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         for (stw_tensor *tensor : made) {
-            if (tensor->notes.with(mutex_).restored) take_restored(tensor->name, false);
+            if (tensor->notes.restored) take_restored(tensor->name, false);
             unregister_tensor(tensor, undone);
         }
         forget_unused(undone);
@@ -442,7 +437,7 @@ Status Runtime::destroy_held(stw_tensor *const *tensors, uint32_t n, const Optim
     }
     STW_TRY(await_gathers(tensors, n));
     Status status;
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         for (uint32_t i = 0; i < n && status.ok(); ++i) {
             const OptimizerBody *body = optimizer_of(*tensors[i]);
             if (body && body != holder) {
@@ -462,34 +457,29 @@ Status Runtime::destroy_held(stw_tensor *const *tensors, uint32_t n, const Optim
 
 void Runtime::unregister_tensor(stw_tensor *tensor, Commands &out)
 {
-    const TensorNotes &notes = tensor->notes.with(mutex_);
-    if (notes.trained) trained_bytes_ -= core_.spec(tensor->id).bytes;
+    const TensorNotes &notes = tensor->notes;
+    if (notes.trained) trained_bytes_ -= dispatch_.core.spec(tensor->id).bytes;
     for (memory::ShownTensor *shown : tensor->shown) {
         if (shown) shown->end();
     }
-    const Status status = core_.destroy(tensor->id, out);
+    const Status status = dispatch_.core.destroy(tensor->id, out);
     STW_ASSERT(status.ok());
-    handles_[tensor->id] = nullptr;
-    tensor_errors_.erase(tensor->id);
+    handles_.erase(tensor);
+    errors_.forget(tensor->id);
     zeros_owed_.erase(tensor->id);
     zeros_owed_count_.store(zeros_owed_.size(), std::memory_order_relaxed);
     const auto named = names_.find(tensor->name);
     if (named != names_.end() && named->second == tensor) names_.erase(named);
-    stw_tensor *before = notes.previous;
-    stw_tensor *after = notes.next;
-    (before ? before->notes.with(mutex_).next : first_tensor_) = after;
-    (after ? after->notes.with(mutex_).previous : last_tensor_) = before;
     tensor->runtime = nullptr;
     tensor->sharding.reset();
     handles_bytes_ -= sizeof(stw_tensor) + name_bytes(tensor->name.size());
     std::string().swap(tensor->name);  // the handle's memory stays, what it owns goes
     tensor_pool.give(tensor);
-    --tensors_live_;
 }
 
 Status Runtime::find_tensor(const char *name, stw_tensor **tensor_out)
 {
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     const auto found = names_.find(std::string_view(name));
     if (found == names_.end()) {
         return Status::error(STW_ERROR_NOT_FOUND, "there is no tensor named '%.300s'", name);
@@ -500,24 +490,24 @@ Status Runtime::find_tensor(const char *name, stw_tensor **tensor_out)
 
 Status Runtime::next_tensor(stw_tensor *previous, stw_tensor **next_out)
 {
-    MutexLock lock(mutex_);
-    *next_out = previous ? previous->notes.with(mutex_).next : first_tensor_;
+    MutexLock lock(dispatch_.mutex());
+    *next_out = previous ? previous->notes.next : handles_.first();
     return {};
 }
 
 Status Runtime::tensor_info(stw_tensor *tensor, stw_tensor_info *info_out)
 {
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     stw_tensor_info info{};
     info.struct_size = std::min<uint32_t>(info_out->struct_size, sizeof info);
     const bool zeros = zeros_owed_.count(tensor->id) > 0;
-    info.state =
-        static_cast<uint32_t>(zeros ? residency::Contents::kValid : core_.contents(tensor->id));
-    info.restored = tensor->notes.with(mutex_).restored ? 1 : 0;
+    info.state = static_cast<uint32_t>(zeros ? residency::Contents::kValid
+                                             : dispatch_.core.contents(tensor->id));
+    info.restored = tensor->notes.restored ? 1 : 0;
     info.dtype = tensor->dtype;
     info.role = tensor->role;
     info.dimensions = tensor->dimensions;
-    const uint32_t mask = core_.residence(tensor->id);
+    const uint32_t mask = dispatch_.core.residence(tensor->id);
     for (PlaceId place = 0; place <= tiers_.nvme(); ++place) {
         if (!(mask & (1u << place))) continue;
         info.residence |= 1u << (static_cast<uint32_t>(tiers_[place].kind) - 1);
@@ -536,7 +526,7 @@ Status Runtime::tensor_info(stw_tensor *tensor, stw_tensor_info *info_out)
         info.shard_bytes = sharding->partition.shard_bytes();
         info.whole_bytes = sharding->elements() * (tensor->element_bits / 8);
     }
-    info.version = core_.version(tensor->id);
+    info.version = dispatch_.core.version(tensor->id);
     for (uint32_t index = 0; index < views_.slots_used(); ++index) {
         info.open_views += views_.is_open(index) && views_.slot(index).tensor == tensor;
     }
@@ -554,17 +544,17 @@ Status Runtime::set_policy(stw_tensor *tensor, const stw_policy &policy)
     spec.name = tensor->name.c_str();
     spec.flags = tensor->flags;
     STW_TRY(check_durable(spec, wanted));
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     ++policies_changed_;
-    return core_.set_policy(tensor->id, wanted);
+    return dispatch_.core.set_policy(tensor->id, wanted);
 }
 
 Status Runtime::freeze(stw_tensor *tensor, bool frozen)
 {
     release_touches();
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     if (const OptimizerBody *body = optimizer_of(*tensor)) {
-        const auto &held = body->held.with(mutex_);
+        const auto &held = body->held;
         if (frozen && std::find(held.begin(), held.end(), tensor) == held.end()) {
             return Status::error(STW_ERROR_INVALID,
                                  "%s is a state of optimizer '%s', which writes it; freeze "
@@ -574,7 +564,8 @@ Status Runtime::freeze(stw_tensor *tensor, bool frozen)
     }
     const uint32_t flags = tensor->flags & ~uint32_t{STW_TENSOR_READ_ONLY};
     const bool durable = (flags & STW_TENSOR_DURABLE) != 0;
-    STW_TRY(durable ? freeze_durable(tensor->id, frozen) : core_.freeze(tensor->id, frozen));
+    STW_TRY(durable ? freeze_durable(tensor->id, frozen)
+                    : dispatch_.core.freeze(tensor->id, frozen));
     tensor->flags = flags | (frozen ? STW_TENSOR_READ_ONLY : 0);
     return {};
 }
@@ -610,7 +601,7 @@ Status Runtime::reshape(stw_tensor *tensor, const uint64_t *shape, uint32_t dime
     }
     // At once with the discard: an optimizer may be about to take it.
     Status status;
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         drain_hits();
         if (const OptimizerBody *body = optimizer_of(*tensor)) {
             status = Status::error(STW_ERROR_BUSY,
@@ -638,7 +629,7 @@ Status Runtime::discard_one(stw_tensor *tensor, Commands &out, Core &core)
     drop_partial(tensor->id, out);
     STW_TRY(core.discard(tensor->id, out));
     note_discard(schedule::Lane::kProgram, tensor->id);
-    tensor_errors_.erase(tensor->id);
+    errors_.forget(tensor->id);
     note_zeros(tensor->id);
     return {};
 }
@@ -648,7 +639,7 @@ Status Runtime::discard(stw_tensor *const *tensors, uint32_t n)
     release_touches();
     STW_TRY(await_gathers(tensors, n));
     Status first;
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         drain_hits();
         for (uint32_t i = 0; i < n; ++i) {
             Status status = discard_one(tensors[i], out, core);
@@ -662,7 +653,8 @@ Status Runtime::discard(stw_tensor *const *tensors, uint32_t n)
 // needs them written: when it is used next, as this call must not wait for the block.
 void Runtime::note_zeros(TensorId tensor)
 {
-    if (!core_.spec(tensor).reads_zero || core_.contents(tensor) != residency::Contents::kEmpty) {
+    if (!dispatch_.core.spec(tensor).reads_zero ||
+        dispatch_.core.contents(tensor) != residency::Contents::kEmpty) {
         return;
     }
     zeros_owed_.insert(tensor);
@@ -675,12 +667,12 @@ Status Runtime::write_zeros(const stw_tensor *tensor)
     if (zeros_owed_count_.load(std::memory_order_relaxed) == 0) return {};
     uint64_t bytes = 0;
     {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         if (zeros_owed_.count(tensor->id) == 0) return {};
-        bytes = core_.spec(tensor->id).bytes;  // as created, and at least one
+        bytes = dispatch_.core.spec(tensor->id).bytes;  // as created, and at least one
     }
     STW_TRY(pipeline_->zero(tensor->id, bytes));
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     zeros_owed_.erase(tensor->id);
     zeros_owed_count_.store(zeros_owed_.size(), std::memory_order_relaxed);
     return {};
@@ -692,9 +684,9 @@ Status Runtime::write_all_zeros()
     if (zeros_owed_count_.load(std::memory_order_relaxed) == 0) return {};
     std::vector<stw_tensor *> owed;
     {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         for (const TensorId tensor : zeros_owed_) {
-            if (tensor < handles_.size() && handles_[tensor]) owed.push_back(handles_[tensor]);
+            if (stw_tensor *handle = handles_.at(tensor)) owed.push_back(handle);
         }
     }
     for (const stw_tensor *tensor : owed) STW_TRY(write_zeros(tensor));
@@ -703,7 +695,7 @@ Status Runtime::write_all_zeros()
 
 Status Runtime::advise(stw_tensor *const *tensors, uint32_t n, uint32_t advice)
 {
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         for (uint32_t i = 0; i < n; ++i) {
             core.advise(tensors[i]->id, static_cast<residency::Advice>(advice), out);
         }
@@ -735,9 +727,9 @@ Status Runtime::tensor_address(stw_tensor *tensor, uint32_t device, void **point
     *bytes_out = tensor->bytes;
     if (tiers_[device].maps && tensor->sharding && tensor->sharding->is_sharded()) {
         // What is gathered has an address of its own; the tensor's own pack is this rank's shard.
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         STW_TRY(make_whole(*tensor));
-        *pointer_out = pack_addresses_[core_.pack_of(tensor->sharding->whole)].at[device];
+        *pointer_out = pack_addresses_[dispatch_.core.pack_of(tensor->sharding->whole)].at[device];
         *bytes_out = tensor->sharding->elements() * (tensor->element_bits / 8);
     }
     return {};

@@ -10,7 +10,7 @@ residency::ClaimId Runtime::claim(const residency::TensorId *tensors, uint32_t n
 {
     release_touches();
     residency::ClaimId claim = 0;
-    act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {
         drain_hits();
         claim = core.claim();
         for (uint32_t i = 0; i < n; ++i) core.claim_tensor(claim, tensors[i]);
@@ -23,7 +23,7 @@ residency::ClaimId Runtime::claim_alone(residency::TensorId tensor)
 {
     release_touches();
     residency::ClaimId claim = 0;
-    act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {
         drain_hits();
         claim = core.claim(true);
         core.claim_tensor(claim, tensor);
@@ -34,7 +34,7 @@ residency::ClaimId Runtime::claim_alone(residency::TensorId tensor)
 void Runtime::unclaim(residency::ClaimId claim, const residency::TensorId *tensors, uint32_t n,
                       residency::TensorId emptied)
 {
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         for (uint32_t i = 0; i < n; ++i) {
             core.unclaim_tensor(claim, tensors[i], tensors[i] == emptied, out);
             if (tensors[i] == emptied) note_discard(schedule::Lane::kUpdate, emptied);
@@ -45,59 +45,61 @@ void Runtime::unclaim(residency::ClaimId claim, const residency::TensorId *tenso
 
 void Runtime::fail(residency::TensorId tensor, const Status &cause)
 {
-    act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {
         core.fail(tensor, cause);
-        background(tensor, cause);
+        errors_.add(tensor, cause);
     });
 }
 
 void Runtime::miss(residency::TensorId tensor, const Status &cause)
 {
-    act([&](Core &core, Commands &) STW_REQUIRES(mutex_) { core.miss(tensor, cause); });
+    dispatch_.act([&](Core &core, Commands &)
+                      STW_REQUIRES(runtime_lock) { core.miss(tensor, cause); });
 }
 
 void Runtime::versions(residency::ClaimId claim, const residency::TensorId *tensors, uint32_t n,
                        uint64_t *versions_out)
 {
-    MutexLock lock(mutex_);
+    MutexLock lock(dispatch_.mutex());
     for (uint32_t i = 0; i < n; ++i) {
         const residency::TensorId tensor = tensors[i];
-        const bool settled = core_.claimed_by(tensor) == claim && !core_.in_use(tensor) &&
-                             core_.contents(tensor) == residency::Contents::kValid;
-        versions_out[i] = settled ? core_.version(tensor) : 0;
+        const bool settled = dispatch_.core.claimed_by(tensor) == claim &&
+                             !dispatch_.core.in_use(tensor) &&
+                             dispatch_.core.contents(tensor) == residency::Contents::kValid;
+        versions_out[i] = settled ? dispatch_.core.version(tensor) : 0;
     }
 }
 
 residency::Contents Runtime::contents(residency::TensorId tensor)
 {
-    MutexLock lock(mutex_);
-    return core_.contents(tensor);
+    MutexLock lock(dispatch_.mutex());
+    return dispatch_.core.contents(tensor);
 }
 
 uint64_t Runtime::version(residency::TensorId tensor)
 {
-    MutexLock lock(mutex_);
-    return core_.version(tensor);
+    MutexLock lock(dispatch_.mutex());
+    return dispatch_.core.version(tensor);
 }
 
 uint64_t Runtime::pack_offset(residency::TensorId tensor) const
 {
-    MutexLock lock(mutex_);
-    return core_.pack_offset(tensor);
+    MutexLock lock(dispatch_.mutex());
+    return dispatch_.core.pack_offset(tensor);
 }
 
 void *Runtime::piece_pointer(const residency::Grant &grant, const update::Piece &piece) const
 {
     const memory::Tier &at = tiers_[grant.place];
-    const residency::TensorBlocks blocks = core_.blocks_of(piece.tensor);
+    const residency::TensorBlocks blocks = dispatch_.core.blocks_of(piece.tensor);
     const auto block = static_cast<residency::BlockId>(
         blocks.first + (blocks.offset + piece.byte_begin) / block_bytes_);
     if (!at.maps || !is_at_address(grant.place, block)) {
         return at.base + static_cast<uint64_t>(grant.slot) * block_bytes_ + grant.slot_offset;
     }
-    const residency::PackId pack = core_.pack_of(piece.tensor);
+    const residency::PackId pack = dispatch_.core.pack_of(piece.tensor);
     return static_cast<char *>(pack_addresses_[pack].at[grant.place]) +
-           core_.pack_offset(piece.tensor) + piece.byte_begin;
+           dispatch_.core.pack_offset(piece.tensor) + piece.byte_begin;
 }
 
 void Runtime::fetch(residency::ClaimId claim, const update::Piece *pieces, uint32_t n,
@@ -134,7 +136,7 @@ void Runtime::fetch(residency::ClaimId claim, const update::Piece *pieces, uint3
         }
         void *pointers[update::kPiecesMax];
         {
-            MutexLock lock(fetch->runtime->mutex_);
+            MutexLock lock(fetch->runtime->dispatch_.mutex());
             for (uint32_t i = 0; i < fetch->count; ++i) {
                 fetch->places[i] = waiter.grants[i].place;
                 fetch->slots[i] = waiter.grants[i].slot;
@@ -143,31 +145,29 @@ void Runtime::fetch(residency::ClaimId claim, const update::Piece *pieces, uint3
         }
         tell(whom, Status(), reinterpret_cast<uint64_t>(fetch), pointers);
     };
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         note_update(asked);
-        mine->waiter.fetch = core.fetch(asked, now(), out);
-        waiters_[mine->waiter.fetch] = &mine->waiter;
+        mine->waiter.fetch = core.fetch(asked, dispatch_.now(), out);
+        dispatch_.expect(mine->waiter);
     });
 }
 
 void Runtime::updates_wait()
 {
-    std::vector<Waiter *> calls;
-    std::vector<LogLine> lines;
+    Dispatcher::Deferred deferred;
     {
-        MutexLock lock(mutex_);
+        MutexLock lock(dispatch_.mutex());
         if (!sleepers_.empty()) break_deadlocks();
-        calls.swap(calls_);
-        lines.swap(log_lines_);
+        deferred = dispatch_.take_deferred();
     }
-    call_out(calls, lines);
+    dispatch_.call_out(deferred);
 }
 
 void Runtime::release(uint64_t ticket, uint64_t far_pieces)
 {
     auto *mine = reinterpret_cast<PieceFetch *>(ticket);
     end_update(*mine);
-    act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) {
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         for (uint32_t i = 0; i < mine->count; ++i) {
             residency::Release release;
             release.tensor = mine->pieces[i].tensor;
@@ -179,7 +179,7 @@ void Runtime::release(uint64_t ticket, uint64_t far_pieces)
             release.internal = true;
             release.claim = mine->claim;
             note_update_end(release);
-            core.release(release, now(), out);
+            core.release(release, dispatch_.now(), out);
         }
     });
     delete mine;

@@ -79,7 +79,7 @@ void Touches::run()
 bool Touches::show(PlaceId place, residency::Slot slot, residency::PackId pack, uint32_t index,
                    bool writable)
 {
-    runtime_.mutex_.assume_held();  // by the core, which is called under it
+    runtime_.dispatch_.mutex().assume_held();  // by the core, which is called under it
     return runtime_.show_block(place, slot, pack, index, writable);
 }
 
@@ -171,8 +171,8 @@ Status Runtime::open_touches(const stw_runtime_options &options)
     }
     touches_ = std::make_unique<Touches>(*this);
     STW_TRY(touches_->open());
-    const MutexLock lock(mutex_);
-    core_.set_aliases(touches_.get());
+    const MutexLock lock(dispatch_.mutex());
+    dispatch_.core.set_aliases(touches_.get());
     return {};
 }
 
@@ -195,8 +195,8 @@ stw_tensor *Runtime::tensor_at(uintptr_t address, PlaceId *place_out)
 {
     stw_tensor *nearest = nullptr;
     uintptr_t begin = 0;
-    for (stw_tensor *tensor = first_tensor_; tensor; tensor = tensor->notes.with(mutex_).next) {
-        const PackAddresses &pack = pack_addresses_[core_.pack_of(tensor->id)];
+    for (stw_tensor *tensor = handles_.first(); tensor; tensor = tensor->notes.next) {
+        const PackAddresses &pack = pack_addresses_[dispatch_.core.pack_of(tensor->id)];
         for (PlaceId place = 0; place < tiers_.host(); ++place) {
             const auto whole = reinterpret_cast<uintptr_t>(pack.at[place]);
             const auto own = reinterpret_cast<uintptr_t>(tensor->addresses[place]);
@@ -216,7 +216,7 @@ try {
     Range range;
     bool writes = fault.writes;
     {
-        const MutexLock lock(mutex_);
+        const MutexLock lock(dispatch_.mutex());
         range.tensor = tensor_at(fault.address, &range.place);
         if (!range.tensor) {
             return Status::error(STW_ERROR_INVALID,
@@ -224,12 +224,12 @@ try {
                                  static_cast<unsigned long long>(fault.address));
         }
         const auto own = reinterpret_cast<uintptr_t>(range.tensor->addresses[range.place]);
-        const residency::TensorBlocks blocks = core_.blocks_of(range.tensor->id);
+        const residency::TensorBlocks blocks = dispatch_.core.blocks_of(range.tensor->id);
         const auto block = static_cast<residency::BlockId>(
             blocks.first + (blocks.offset + (fault.address - own)) / block_bytes_);
         // Where the processor does not say: what can be read faults because it is written.
-        writes |= !FaultWatch::kSaysWrites && core_.is_mapped(block, range.place);
-        TensorNotes &notes = range.tensor->notes.with(mutex_);
+        writes |= !FaultWatch::kSaysWrites && dispatch_.core.is_mapped(block, range.place);
+        TensorNotes &notes = range.tensor->notes;
         ++(writes ? notes.write_touches : notes.read_touches);
     }
     range.access = writes ? STW_READ_WRITE : STW_READ;
@@ -256,7 +256,8 @@ try {
                            "be fetched for that: %s",
                            range.tensor->name.c_str(), writes ? "written" : "read",
                            static_cast<unsigned long long>(fault.address), status.sentence());
-    act([&](Core &, Commands &) STW_REQUIRES(mutex_) { background(range.tensor->id, status); });
+    dispatch_.act([&](Core &, Commands &)
+                      STW_REQUIRES(runtime_lock) { errors_.add(range.tensor->id, status); });
     return status;
 } catch (const std::bad_alloc &) {
     return Status::error(STW_ERROR_MEMORY, "no memory to serve a touch without a view");
@@ -276,8 +277,8 @@ Status Runtime::fetch_touched(const Range &range)
     stw_view view{};
     residency::FetchId before = 0;
     {
-        const MutexLock lock(mutex_);
-        before = core_.last_fetch();
+        const MutexLock lock(dispatch_.mutex());
+        before = dispatch_.core.last_fetch();
     }
     STW_TRY(fetch(std::move(plan), &view));
     views_.slot(ViewTable::index_of(view.cookie)).step = 0;  // nobody fetched it
@@ -285,8 +286,8 @@ Status Runtime::fetch_touched(const Range &range)
     // A fetch that was asked for in the meantime could not end this view, so end it here. An older
     // one waits for a view of the program: for that this view would end, and be made, again and
     // again.
-    act([&](Core &core, Commands &) STW_REQUIRES(mutex_) {
-        touches_give_way_ |= core.is_awaited(range.tensor->id, before);
+    dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {
+        if (core.is_awaited(range.tensor->id, before)) touches_give_way_.store(true);
     });
     return {};
 }

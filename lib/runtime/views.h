@@ -5,7 +5,7 @@
 #pragma once
 
 #include "lib/residency/types.h"
-#include "lib/runtime/handles.h"
+#include "lib/runtime/handles/handles.h"
 #include "lib/support/thread_annotations.h"
 
 #include <array>

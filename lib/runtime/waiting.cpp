@@ -12,9 +12,10 @@ namespace stepwell {
 // What a wait that begins now is put down to.
 observe::Stall Runtime::cause_of(const Waiter &waiter) const
 {
-    if (core_.waits_for_locks(waiter.fetch)) return observe::Stall::kUpdate;
-    if (core_.waits_for_room(waiter.fetch)) return observe::Stall::kRoom;
-    return core_.waits_for_nvme(waiter.fetch) ? observe::Stall::kNvme : observe::Stall::kHostDevice;
+    if (dispatch_.core.waits_for_locks(waiter.fetch)) return observe::Stall::kUpdate;
+    if (dispatch_.core.waits_for_room(waiter.fetch)) return observe::Stall::kRoom;
+    return dispatch_.core.waits_for_nvme(waiter.fetch) ? observe::Stall::kNvme
+                                                       : observe::Stall::kHostDevice;
 }
 
 // Would the fetch wait for a view that its own thread or step holds?
@@ -30,11 +31,11 @@ bool Runtime::waits_for_itself(const Waiter &waiter, std::string *tensor_out)
             if (range.scratch != residency::kNone) continue;
             const bool beside = waiter.plan.beside_readers && view.place == range.place;
             const bool writes = view.access != STW_READ || (range.access != STW_READ && !beside);
-            const bool claimed = core_.claimed_by(range.tensor->id) != 0;
+            const bool claimed = dispatch_.core.claimed_by(range.tensor->id) != 0;
             const bool same = range.tensor == view.tensor && (writes || claimed);
-            const bool elsewhere =
-                core_.pack_of(range.tensor->id) == core_.pack_of(view.tensor->id) &&
-                view.place != range.place && writes;
+            const bool elsewhere = dispatch_.core.pack_of(range.tensor->id) ==
+                                       dispatch_.core.pack_of(view.tensor->id) &&
+                                   view.place != range.place && writes;
             if (!same && !elsewhere) continue;
             *tensor_out = view.tensor->name;
             return true;
@@ -93,55 +94,53 @@ void Runtime::break_deadlocks()
     for (;;) {
         const bool blocked =
             std::any_of(sleepers_.begin(), sleepers_.end(),
-                        [this](const residency::Sleeper &sleeper)
-                            STW_REQUIRES(mutex_) { return core_.is_blocked(sleeper.fetch); });
+                        [this](const residency::Sleeper &sleeper) STW_REQUIRES(runtime_lock) {
+                            return dispatch_.core.is_blocked(sleeper.fetch);
+                        });
         if (!blocked) return;
-        const residency::FetchId fetch = core_.find_deadlock(
+        const residency::FetchId fetch = dispatch_.core.find_deadlock(
             held_by_sleepers(), sleepers_, pipeline_ ? pipeline_->blocked_chunks() : 0);
         if (fetch == 0) return;
         constexpr uint32_t kLinesMax = 16;
-        if (log_.wants(STW_LOG_INFO)) {
-            log_lines_.push_back(
-                {STW_LOG_INFO, "deadlock", "Waiting: " + core_.describe_waiting(kLinesMax)});
-            log_lines_.push_back(
-                {STW_LOG_INFO, "deadlock", "Open views: " + describe_views(kLinesMax)});
+        if (dispatch_.log.wants(STW_LOG_INFO)) {
+            dispatch_.say(STW_LOG_INFO, "deadlock",
+                          "Waiting: " + dispatch_.core.describe_waiting(kLinesMax));
+            dispatch_.say(STW_LOG_INFO, "deadlock", "Open views: " + describe_views(kLinesMax));
         }
-        core_.cancel(fetch, core_.deadlock_refusal(fetch), loop_.out);
-        loop_.run();
-        if (std::exchange(ranks_news_, false)) tell_ranks();  // this is not always act()'s
+        dispatch_.core.cancel(fetch, dispatch_.core.deadlock_refusal(fetch), dispatch_.loop.out);
+        dispatch_.loop.run();
+        if (ranks_news_.exchange(false)) tell_ranks();  // this is not always act()'s
     }
 }
 
 // Until the answer or the deadline. Others know that this thread gives nothing back meanwhile.
 void Runtime::sleep_on(Waiter &waiter, residency::Instant deadline, bool until_answered)
 {
-    if (waiter.done.with(mutex_)) return;
-    if (touches_ && touches_->any() && core_.waits_for_locks(waiter.fetch)) {
+    if (waiter.done) return;
+    if (touches_ && touches_->any() && dispatch_.core.waits_for_locks(waiter.fetch)) {
         {
-            const MutexUnlock unlocked(mutex_);
+            const MutexUnlock unlocked(dispatch_.mutex());
             release_touches();
         }
-        if (waiter.done.with(mutex_)) return;
+        if (waiter.done) return;
     }
-    const residency::Instant begin = now();
+    const residency::Instant begin = dispatch_.now();
     const bool copies = waiter.fetch == 0 && waiter.snapshot;
     const residency::Sleeper sleeper{owner_number(),
                                      copies ? waiter.snapshot->chunk.fetch : waiter.fetch};
     if (until_answered && sleeper.owner != 0) sleepers_.push_back(sleeper);  // 0: not known who
     break_deadlocks();
-    if (!calls_.empty() || !log_lines_.empty()) {
-        const std::vector<Waiter *> calls = std::exchange(calls_, {});
-        const std::vector<LogLine> lines = std::exchange(log_lines_, {});
-        const MutexUnlock unlocked(mutex_);
-        call_out(calls, lines);
+    if (const Dispatcher::Deferred deferred = dispatch_.take_deferred(); !deferred.empty()) {
+        const MutexUnlock unlocked(dispatch_.mutex());
+        dispatch_.call_out(deferred);
     }
-    while (!waiter.done.with(mutex_)) {
-        const residency::Instant time = now();
-        if (time >= deadline || begin <= interrupted_at_) break;
+    while (!waiter.done) {
+        const residency::Instant time = dispatch_.now();
+        if (time >= deadline || begin <= dispatch_.interrupted_at()) break;
         if (works_here() && work_one()) continue;  // what it waits for may be a sum over ranks
         // Where collectives are this thread's own affair, either of two may wake it.
         const uint64_t longest = works_here() ? 1'000'000 : 3600ull * 1000000000;
-        (void)waiter.cv.wait_until(mutex_, std::min(deadline, time + longest));
+        (void)waiter.cv.wait_until(dispatch_.mutex(), std::min(deadline, time + longest));
     }
     // What it sleeps for may be another fetch by now, see sleep_follows(). A thread sleeps once.
     const auto mine = std::find_if(sleepers_.begin(), sleepers_.end(),
@@ -151,17 +150,18 @@ void Runtime::sleep_on(Waiter &waiter, residency::Instant deadline, bool until_a
 
 void Runtime::await(Waiter &waiter, residency::TensorId tensor)
 {
-    MutexLock lock(mutex_);
-    if (waiter.done.with(mutex_)) return;
-    const residency::Instant begin = now();
+    MutexLock lock(dispatch_.mutex());
+    if (waiter.done) return;
+    const residency::Instant begin = dispatch_.now();
     const observe::NvtxRange range(observe::NvtxKind::kFetch);
-    while (!waiter.done.with(mutex_)) {
+    while (!waiter.done) {
         sleep_on(waiter, waiter.deadline, true);
-        if (waiter.done.with(mutex_)) break;
-        const MutexUnlock unlocked(mutex_);
-        act([&](Core &core, Commands &out) STW_REQUIRES(mutex_) { core.tick(now(), out); });
+        if (waiter.done) break;
+        const MutexUnlock unlocked(dispatch_.mutex());
+        dispatch_.act([&](Core &core, Commands &out)
+                          STW_REQUIRES(runtime_lock) { core.tick(dispatch_.now(), out); });
     }
-    add_stall_of(waiter.plan.step, waiter.cause, tensor, begin, now());
+    add_stall_of(waiter.plan.step, waiter.cause, tensor, begin, dispatch_.now());
 }
 
 }  // namespace stepwell

@@ -8,7 +8,6 @@
 
 #include <cstdint>
 #include <ctime>
-#include <utility>
 
 #if defined(__clang__)
 #define STW_THREAD_ATTRIBUTE(x) __attribute__((x))
@@ -25,6 +24,7 @@
 #define STW_RELEASE(...)         STW_THREAD_ATTRIBUTE(release_capability(__VA_ARGS__))
 #define STW_TRY_ACQUIRE(...)     STW_THREAD_ATTRIBUTE(try_acquire_capability(__VA_ARGS__))
 #define STW_EXCLUDES(...)        STW_THREAD_ATTRIBUTE(locks_excluded(__VA_ARGS__))
+#define STW_RETURNS_LOCK(mutex)  STW_THREAD_ATTRIBUTE(lock_returned(mutex))
 #define STW_ASSERTS_HELD(...)    STW_THREAD_ATTRIBUTE(assert_capability(__VA_ARGS__))
 #define STW_NO_THREAD_ANALYSIS   STW_THREAD_ATTRIBUTE(no_thread_safety_analysis)
 
@@ -81,29 +81,6 @@ public:
 
 private:
     Mutex &mutex_;
-};
-
-// What a lock of another object guards, where that cannot be named: it is reached with the lock in
-// hand, and clang sees to it that it is held. A reference to it goes no farther than the lock.
-template <class T> class Guarded {
-public:
-    template <class... Arguments>
-    explicit Guarded(Arguments &&...arguments) : value_(std::forward<Arguments>(arguments)...)
-    {
-    }
-    T &with(const Mutex &mutex) STW_REQUIRES(mutex)
-    {
-        (void)mutex;
-        return value_;
-    }
-    const T &with(const Mutex &mutex) const STW_REQUIRES(mutex)
-    {
-        (void)mutex;
-        return value_;
-    }
-
-private:
-    T value_;
 };
 
 // A wait may end early for no reason: always in a loop around what is waited for.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The pools behind the handles and the fork counter. Constant-initialised: nothing runs at load.
-#include "lib/runtime/handles.h"
+#include "lib/runtime/handles/handles.h"
 
 #include <pthread.h>
 

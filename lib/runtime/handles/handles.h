@@ -6,8 +6,9 @@
 #include "lib/collective/group.h"
 #include "lib/residency/gate.h"
 #include "lib/residency/types.h"
-#include "lib/runtime/pool.h"
-#include "lib/runtime/sharding.h"
+#include "lib/runtime/handles/lock.h"
+#include "lib/runtime/handles/pool.h"
+#include "lib/runtime/handles/sharding.h"
 #include "lib/support/thread_annotations.h"
 
 #include <stepwell/types.h>
@@ -79,7 +80,7 @@ struct stw_tensor {
     uint32_t dimensions = 0;
     uint64_t shape[8] = {};
     uint64_t capacity_bytes = 0;  // as created; reshape may use less
-    stepwell::Guarded<stepwell::TensorNotes> notes;
+    stepwell::TensorNotes notes STW_GUARDED_BY(stepwell::runtime_lock);
 };
 
 struct stw_group {

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Events in, commands out. Commands are appended to the engine's queues under the lock, so that
+// their order is the core's; answers wake their waiters; foreign code runs after the lock is gone.
+#include "lib/runtime/dispatch/dispatcher.h"
+
+#include <algorithm>
+#include <ctime>
+#include <utility>
+
+namespace stepwell {
+
+using residency::Instant;
+
+Dispatcher::Dispatcher(const residency::Config &config, residency::CommandSink &sink,
+                       const observe::LogOptions &log_options, uint64_t timeout_ns)
+    : core(config), loop(sink), log(log_options), timeout_default_ns_(timeout_ns)
+{
+}
+
+void Dispatcher::add(DispatchHook &hook)
+{
+    MutexLock lock(mutex());
+    hooks_.push_back(&hook);
+    loop.add(hook);
+}
+
+void Dispatcher::add_answers()
+{
+    MutexLock lock(mutex());
+    loop.add(*this);
+}
+
+Instant Dispatcher::now()
+{
+    timespec time{};
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return static_cast<uint64_t>(time.tv_sec) * 1000000000ull + static_cast<uint64_t>(time.tv_nsec);
+}
+
+Dispatcher::Deferred Dispatcher::take_deferred()
+{
+    return std::exchange(deferred_, {});
+}
+
+void Dispatcher::call_out(const Deferred &deferred)
+{
+    for (const LogLine &line : deferred.lines) log.line(line.level, line.topic, line.text.c_str());
+    for (Waiter *waiter : deferred.calls) waiter->call(*waiter);
+}
+
+void Dispatcher::say(uint32_t level, const char *topic, std::string text)
+{
+    deferred_.lines.push_back({level, topic, std::move(text)});
+}
+
+Waiter *Dispatcher::find(residency::FetchId fetch) const
+{
+    const auto found = waiters_.find(fetch);
+    return found == waiters_.end() ? nullptr : found->second;
+}
+
+bool Dispatcher::granted(residency::Granted &granted, Instant, Commands &)
+{
+    return answer(granted.fetch, Status(), granted.grants);
+}
+
+bool Dispatcher::refused(residency::Refused &refused, Instant, Commands &)
+{
+    std::vector<residency::Grant> none;
+    return answer(refused.fetch, refused.status, none);
+}
+
+// False: no waiter's.
+bool Dispatcher::answer(residency::FetchId fetch, const Status &status,
+                        std::vector<residency::Grant> &grants)
+{
+    const auto found = waiters_.find(fetch);
+    if (found == waiters_.end()) return false;
+    Waiter &waiter = *found->second;
+    waiters_.erase(found);
+    waiter.status = status;
+    waiter.grants = std::move(grants);
+    waiter.done = true;
+    if (waiter.listener) waiter.listener->answered(waiter);
+    if (waiter.call) {
+        deferred_.calls.push_back(&waiter);
+    } else {
+        waiter.cv.notify_all();
+    }
+    return true;
+}
+
+void Dispatcher::after_round(Instant now, Commands &out)
+{
+    note_progress();
+    const auto stuck = static_cast<uint32_t>(core.stuck_fetches().size());
+    // A view that ended without the lock, between the core's look and stuck_, told nobody.
+    if (stuck > stuck_.exchange(stuck)) core.tick(now, out);
+}
+
+void Dispatcher::note_progress()
+{
+    ++progress_made_;
+    progress_.notify_all();
+}
+
+bool Dispatcher::wait_progress(Instant deadline)
+{
+    const Instant time = now();
+    if (time >= deadline) return false;
+    (void)progress_.wait_until(mutex(),
+                               std::min<uint64_t>(deadline, time + 3600ull * 1000000000ull));
+    return true;
+}
+
+Status Dispatcher::interrupted_since(Instant begin) const
+{
+    if (begin > interrupted_at_) return {};
+    return Status::error(
+        STW_ERROR_INTERRUPTED,
+        "the wait was ended by stw_runtime_interrupt; what was waited for goes on");
+}
+
+}  // namespace stepwell

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// Dispatcher: the runtime's one lock and what happens under it. Takes events to the residency core,
+// has its commands carried out, wakes threads that wait for answers, and has a thread for deadlines.
+// What other rooms add to an event they add as hooks. The rules of where bytes are and who may use
+// them are in the core alone.
+#pragma once
+
+#include "lib/observe/log.h"
+#include "lib/residency/command_loop.h"
+#include "lib/residency/core.h"
+#include "lib/runtime/dispatch/waiter.h"
+#include "lib/runtime/handles/lock.h"
+#include "lib/support/status.h"
+#include "lib/support/thread_annotations.h"
+
+#include <atomic>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+namespace stepwell {
+
+using residency::Commands;
+using residency::Core;
+
+// A room that takes part in events. Hooks are called in the order in which they were added.
+class DispatchHook : public residency::EventHook {
+public:
+    // The commands of the event are carried out; the lock is about to be given back.
+    virtual void before_unlock() STW_REQUIRES(runtime_lock) {}
+    // With no lock held, after the event.
+    virtual void unlocked() {}
+    // The timer calls: with no lock, then under the lock, at the latest when this is due.
+    [[nodiscard]] virtual residency::Instant due() const STW_REQUIRES(runtime_lock)
+    {
+        return residency::kNever;
+    }
+    virtual void on_timer(residency::Instant) {}
+    virtual void on_timer_locked(residency::Instant) STW_REQUIRES(runtime_lock) {}
+    // Waits of the program that began before `at` end.
+    virtual void interrupted(residency::Instant /*at*/) STW_REQUIRES(runtime_lock) {}
+};
+
+class Dispatcher final : residency::EventHook {
+public:
+    // `sink` is used from the first event on.
+    Dispatcher(const residency::Config &config, residency::CommandSink &sink,
+               const observe::LogOptions &log, uint64_t timeout_ns);
+    ~Dispatcher();
+    Dispatcher(const Dispatcher &) = delete;
+    Dispatcher &operator=(const Dispatcher &) = delete;
+
+    // Before the first event. Between two hooks, answers are given to those who wait for them.
+    void add(DispatchHook &hook);
+    void add_answers();
+
+    Mutex &mutex() const STW_RETURNS_LOCK(runtime_lock) { return mutex_; }
+    Core core STW_GUARDED_BY(runtime_lock);
+    residency::CommandLoop loop STW_GUARDED_BY(runtime_lock);
+    observe::Log log;
+
+    // One event: `body(core, out)` is called under the lock, and its consequences follow.
+    template <class Body> void act(Body &&body) STW_EXCLUDES(runtime_lock)
+    {
+        Deferred deferred;
+        {
+            MutexLock lock(mutex());
+            body(core, loop.out);
+            loop.run();
+            for (DispatchHook *hook : hooks_) hook->before_unlock();
+            deferred = take_deferred();
+        }
+        for (DispatchHook *hook : hooks_) hook->unlocked();
+        call_out(deferred);
+    }
+    // What an event leaves to be done with no lock held: all of it is foreign code.
+    struct LogLine {
+        uint32_t level = STW_LOG_ERROR;
+        const char *topic = "";
+        std::string text;
+    };
+    struct Deferred {
+        std::vector<Waiter *> calls;
+        std::vector<LogLine> lines;
+        [[nodiscard]] bool empty() const { return calls.empty() && lines.empty(); }
+    };
+    Deferred take_deferred() STW_REQUIRES(runtime_lock);
+    void call_out(const Deferred &deferred) STW_EXCLUDES(runtime_lock);
+    // A line of the log, printed once the lock is given back.
+    void say(uint32_t level, const char *topic, std::string text) STW_REQUIRES(runtime_lock);
+
+    // ---- fetches that wait for an answer -------------------------------------------------------
+    // Its `fetch` was asked for. It lives until it is answered.
+    void expect(Waiter &waiter) STW_REQUIRES(runtime_lock) { waiters_[waiter.fetch] = &waiter; }
+    // Null: somebody else's fetch, or answered.
+    [[nodiscard]] Waiter *find(residency::FetchId fetch) const STW_REQUIRES(runtime_lock);
+    void expect_no_more(residency::FetchId fetch) STW_REQUIRES(runtime_lock)
+    {
+        waiters_.erase(fetch);
+    }
+    // A fetch waits for a view to end, which its end is told of even where it takes no lock.
+    [[nodiscard]] bool has_stuck() const { return stuck_.load(std::memory_order_relaxed) != 0; }
+
+    // ---- progress ------------------------------------------------------------------------------
+    // Counts what may have changed for those who wait for it.
+    [[nodiscard]] uint64_t progress() const STW_REQUIRES(runtime_lock) { return progress_made_; }
+    void note_progress() STW_REQUIRES(runtime_lock);
+    // False when the deadline has passed.
+    bool wait_progress(residency::Instant deadline) STW_REQUIRES(runtime_lock);
+
+    // ---- time ----------------------------------------------------------------------------------
+    static residency::Instant now();
+    // 0: the runtime's.
+    [[nodiscard]] uint64_t timeout(uint64_t timeout_ns) const
+    {
+        return timeout_ns ? timeout_ns : timeout_default_ns_;
+    }
+    Status start_timer();
+    void stop_timer() STW_EXCLUDES(runtime_lock);
+    void arm_timer(residency::Instant deadline) STW_REQUIRES(runtime_lock);
+    [[nodiscard]] bool is_closing() const STW_REQUIRES(runtime_lock) { return closing_; }
+    // Ends waits of the program. Async-signal-safe.
+    void interrupt();
+    // Of the last one that the timer has seen: waits that began before it end.
+    [[nodiscard]] residency::Instant interrupted_at() const STW_REQUIRES(runtime_lock)
+    {
+        return interrupted_at_;
+    }
+    [[nodiscard]] Status interrupted_since(residency::Instant begin) const
+        STW_REQUIRES(runtime_lock);
+
+private:
+    bool granted(residency::Granted &granted, residency::Instant now, Commands &out) override
+        STW_REQUIRES(runtime_lock);
+    bool refused(residency::Refused &refused, residency::Instant now, Commands &out) override
+        STW_REQUIRES(runtime_lock);
+    void after_round(residency::Instant now, Commands &out) override STW_REQUIRES(runtime_lock);
+    bool answer(residency::FetchId fetch, const Status &status,
+                std::vector<residency::Grant> &grants) STW_REQUIRES(runtime_lock);
+    void run_timer();
+    void end_waits(residency::Instant interrupted, Commands &out) STW_REQUIRES(runtime_lock);
+
+    mutable Mutex mutex_;
+    const uint64_t timeout_default_ns_;
+    std::vector<DispatchHook *> hooks_;
+    Deferred deferred_ STW_GUARDED_BY(runtime_lock);
+    std::unordered_map<residency::FetchId, Waiter *> waiters_ STW_GUARDED_BY(runtime_lock);
+    Condition progress_;
+    uint64_t progress_made_ STW_GUARDED_BY(runtime_lock) = 0;
+    std::atomic<uint32_t> stuck_{0};
+
+    int timer_fd_ = -1;
+    std::thread timer_;
+    residency::Instant timer_target_ STW_GUARDED_BY(runtime_lock) = residency::kNever;
+    bool closing_ STW_GUARDED_BY(runtime_lock) = false;
+    residency::Instant interrupted_at_ STW_GUARDED_BY(runtime_lock) = 0;
+    std::atomic<residency::Instant> interrupted_ns_{0};  // of the last interrupt, 0: none
+};
+
+}  // namespace stepwell

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a fetch asks for, and who waits for its answer.
+#pragma once
+
+#include "lib/collective/partition.h"
+#include "lib/observe/step_stats.h"
+#include "lib/residency/types.h"
+#include "lib/runtime/handles/handles.h"
+#include "lib/support/status.h"
+#include "lib/support/thread_annotations.h"
+
+#include <stepwell/stepwell.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace stepwell {
+
+constexpr uint64_t kTimeoutDefaultNs = 300ull * 1000 * 1000 * 1000;
+// Beside STW_RELEASE_*: this rank has no gradient, and joins in for the others' sake.
+constexpr uint32_t kReleaseNothing = 1u << 31;
+
+// What one requested range became. Filled before the fetch, completed by its grant.
+struct Range {
+    stw_tensor *tensor = nullptr;
+    uint32_t access = STW_READ;
+    uint32_t scope = STW_WHOLE;
+    residency::PlaceId place = 0;
+    uint64_t element_begin = 0;
+    uint64_t element_count = 0;
+    uint64_t byte_begin = 0;
+    uint64_t byte_count = 0;
+    residency::TensorId scratch = residency::kNone;  // private buffer: of a reduce, or converted
+    uint32_t dtype = 0;                              // of the view; 0: the tensor's
+    uint32_t index = 0;                              // of the request in its call
+    void *into = nullptr;                            // memory of the caller's
+};
+
+residency::Access access_of(uint32_t access);  // STW_READ .. STW_REDUCE
+
+// Of the view, in its dtype.
+uint64_t view_bytes(const Range &range);
+
+// Of all ranks, for which there is a collective.
+inline bool is_gathered(const Range &range)
+{
+    return range.tensor->sharding && range.scope == STW_WHOLE && range.access != STW_REDUCE &&
+           range.tensor->sharding->is_sharded();
+}
+// Its elements are those of all ranks, and not a part of the shard that the core knows.
+inline bool is_of_ranks(const Range &range)
+{
+    return range.tensor->sharding && range.scope == STW_WHOLE &&
+           range.tensor->sharding->is_sharded();
+}
+// Of a tensor's elements [first, first + elements), which may be those of a shard.
+Status elements_outside(const stw_tensor &tensor, uint64_t begin, uint64_t count, uint64_t first,
+                        uint64_t elements);
+// Of a buffer that is added into: of a whole one with the padding that a sum over ranks has.
+uint64_t sum_bytes(const Range &range);
+
+// Slots of views that are pinned and not open yet, in the order of the requests.
+struct HitChain {
+    uint32_t first = residency::kNone;
+    uint32_t last = residency::kNone;
+};
+
+struct FetchPlan {
+    std::vector<Range> ranges;    // to be pinned
+    std::vector<Range> copied;    // into memory of the caller's
+    std::vector<Range> gathered;  // to be pinned, of all ranks
+    std::vector<Range> absent;    // neither, and gathered by nobody
+    uint32_t flags = 0;           // STW_FETCH_*
+    bool beside_readers = false;  // see kFetchBesideReaders
+    int32_t priority = 0;
+    uint64_t step = 0;
+    uint64_t timeout_ns = 0;
+    void *stream = nullptr;  // of views at devices that have streams
+};
+
+// This rank gets no bytes of it.
+inline bool is_absent(const FetchPlan &plan)
+{
+    return (plan.flags & STW_FETCH_ABSENT) != 0;
+}
+
+struct Snapshot;
+
+// A use of a declared step. Those of one call stand side by side.
+struct DeclaredUse {
+    Range range;
+    uint32_t call = 0;
+    uint32_t release_flags = 0;
+    uint64_t compute_ns = 0;  // while the views of the call are held
+};
+
+// What became of the callback of an operation.
+enum class Callback : uint8_t {
+    kNone,
+    kWanted,  // when it is over
+    kQueued,  // over: the callback is to come, or runs
+    kCalled
+};
+
+struct Waiter;
+
+// A room whose fetches may outlive the call that asked.
+class AnswerListener {
+public:
+    virtual ~AnswerListener() = default;
+    virtual void answered(Waiter &waiter) STW_REQUIRES(runtime_lock) = 0;
+};
+
+// Somebody who waits for the answer of a fetch.
+struct Waiter {
+    Waiter();
+    ~Waiter();
+    Waiter(const Waiter &) = delete;
+    Waiter &operator=(const Waiter &) = delete;
+
+    residency::FetchId fetch = 0;
+    // Before, what follows is guarded by the lock as well.
+    bool done STW_GUARDED_BY(runtime_lock) = false;
+    bool collected = false;
+    Status status;
+    std::vector<residency::Grant> grants;
+    Condition cv;
+    AnswerListener *listener = nullptr;
+    void (*call)(Waiter &) = nullptr;  // the library's own: called with no lock held
+    void *user = nullptr;
+    FetchPlan plan;
+    bool asynchronous = false;  // of an operation, that outlives the wait for it
+    bool cancelled = false;
+    bool freed = false;  // that operation, before its callback returned
+    Callback callback = Callback::kNone;
+    int notify_fd = -1;  // an eventfd of the program, to be told the end; -1: none
+    uint32_t owner = 0;  // the thread that asked, 0: not known
+    stw_operation *operation = nullptr;
+    stw_done_fn on_done = nullptr;
+    void *on_done_user = nullptr;
+    Waiter *next_callback = nullptr;
+    std::unique_ptr<Snapshot> snapshot;  // the copies of the plan, made before the rest is asked
+    // Of wholes, which are gathered before the rest is asked for; 0: there are none, or they came.
+    uint64_t whole_call = 0;
+    Status whole_status;
+    bool whole_refused = false;  // and its pins wait for the program to learn of it
+    bool whole_spoilt = false;   // on all ranks alike
+    std::vector<residency::Grant> whole_grants;
+    residency::Instant begin = 0;
+    residency::Instant deadline = residency::kNever;
+    observe::Stall cause = observe::Stall::kHostDevice;
+};
+
+}  // namespace stepwell

@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FIRST_STEP = b"step    1/"
-CHANGED = "lib/runtime/fetch.cpp"
+CHANGED = "lib/runtime/calls/fetches.cpp"
 
 
 def processor_seconds():

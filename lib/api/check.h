@@ -3,7 +3,7 @@
 // the sentence of a failure is kept for stw_last_error. No logic. Any thread.
 #pragma once
 
-#include "lib/runtime/runtime.h"
+#include "lib/runtime/open/runtime.h"
 #include "lib/support/assert.h"
 #include "lib/support/status.h"
 

@@ -13,7 +13,7 @@ using namespace stepwell::api;
 
 namespace {
 
-constexpr uint32_t kOnStackMax = Runtime::kHitsAtOnceMax;
+constexpr uint32_t kOnStackMax = HitPath::kHitsAtOnceMax;
 
 // Cheap enough for every hit: tags, epochs and one comparison of sizes.
 bool quick_enter(const stw_runtime *runtime)
@@ -28,7 +28,7 @@ bool quick_enter(const stw_runtime *runtime)
 Status resolve_dtype(const stw_fetch_request &request, Range *range)
 {
     const stw_tensor &tensor = *request.tensor;
-    STW_TRY(Runtime::check_dtype(&tensor, request.dtype));
+    STW_TRY(ChunkCopies::check_dtype(&tensor, request.dtype));
     if (request.access == STW_READ || request.access == STW_REDUCE) {
         range->dtype = request.dtype;
         return {};
@@ -79,7 +79,7 @@ Status no_views_at(const stw_fetch_request &request)
         "fetch at another tier",
         tensor_text(name).c_str(), request.tier,
         request.tier == STW_TIER_DEFAULT ? "the default one" : report::tier_name(request.tier),
-        request.device, bytes_text(request.tensor->runtime->body->block_bytes()).c_str());
+        request.device, bytes_text(request.tensor->runtime->body->machine.block_bytes).c_str());
 }
 
 // Before `into` was there; such a request asks for a pin.
@@ -115,7 +115,7 @@ Status resolve_known(const stw_runtime *runtime, const stw_fetch_request *at, Ra
     range->tensor = tensor;
     range->access = at->access;
     range->scope = at->scope;
-    range->place = runtime->body->tiers().place_of(at->tier, at->device);
+    range->place = runtime->body->machine.tiers.place_of(at->tier, at->device);
     if (!range->into && (range->place == residency::kNoPlace || at->tier == STW_TIER_NVME)) {
         return no_views_at(*at);
     }
@@ -212,16 +212,16 @@ Status make_plan(stw_runtime *runtime, const stw_fetch_options *from,
     constexpr uint32_t kKnown =
         STW_FETCH_TRY | STW_FETCH_WAIT_ROOM | STW_FETCH_HAND_OVER | STW_FETCH_ABSENT;
     STW_TRY(check_flags(options.flags, kKnown, "options.flags"));
-    STW_TRY(runtime->body->check_stream(options.stream));
+    STW_TRY(runtime->body->views.streams.check_stream(options.stream));
     plan->stream = options.stream;
     if (options.reserved) return Status::error(STW_ERROR_INVALID, "options.reserved is not 0");
-    plan->step = runtime->body->current_step();
+    plan->step = runtime->body->recorder.current_step();
     if (options.phase) {
         STW_TRY(enter(options.phase));
         if (options.phase->runtime != runtime) {
             return Status::error(STW_ERROR_INVALID, "options.phase is of another runtime");
         }
-        plan->step = runtime->body->step_of(options.phase);
+        plan->step = runtime->body->recorder.step_of(options.phase);
     }
     plan->flags = options.flags;
     plan->priority = options.priority;
@@ -230,7 +230,7 @@ Status make_plan(stw_runtime *runtime, const stw_fetch_options *from,
     if (plan->flags & STW_FETCH_ABSENT) STW_TRY(check_absent(plan->ranges));
     part_copied(plan);
     for (const Range &range : plan->ranges) {
-        STW_TRY(runtime->body->check_stream_at(range.place, options.stream));
+        STW_TRY(runtime->body->views.streams.check_stream_at(range.place, options.stream));
     }
     return {};
 }
@@ -249,18 +249,18 @@ bool may_hit(const stw_runtime *runtime, const stw_fetch_request &request, uint3
                                           uint32_t n, stw_view *views_out)
 {
     const uint32_t stride = requests->struct_size;
-    const uint64_t step = runtime->body->current_step();
+    const uint64_t step = runtime->body->recorder.current_step();
     HitChain chain;
     Range range;
     for (uint32_t i = 0; i < n; ++i) {
         if (may_hit(runtime, element(requests, i), stride, &range) &&
-            runtime->body->add_hit(&chain, range, step)) {
+            runtime->body->views.hits.add_hit(&chain, range, step)) {
             continue;
         }
-        runtime->body->undo_hits(chain);
+        runtime->body->views.hits.undo_hits(chain);
         return false;
     }
-    runtime->body->open_hits(chain, views_out);
+    runtime->body->views.hits.open_hits(chain, views_out);
     for (uint32_t i = 0; i < n; ++i) views_out[i].scope = element(requests, i).scope;
     return true;
 }
@@ -279,12 +279,12 @@ bool fetch_quickly(stw_runtime *runtime, const stw_fetch_options *options,
     const uint32_t stride = requests->struct_size;
     if (!is_known(stride)) return false;
     if (n > kOnStackMax) return fetch_many_quickly(runtime, requests, n, views_out);
-    const uint64_t step = runtime->body->current_step();
+    const uint64_t step = runtime->body->recorder.current_step();
     void *stream = options ? options->stream : nullptr;
     Range range;
     if (n == 1) {
         return may_hit(runtime, *requests, stride, &range) &&
-               runtime->body->fetch_hit(range, step, stream, views_out);
+               runtime->body->views.hits.fetch_hit(range, step, stream, views_out);
     }
     static_assert(std::is_trivially_destructible_v<Range>);
     alignas(Range) std::byte room[sizeof(Range) * kOnStackMax];  // made as far as it is used
@@ -293,7 +293,7 @@ bool fetch_quickly(stw_runtime *runtime, const stw_fetch_options *options,
         new (&ranges[i]) Range();
         if (!may_hit(runtime, element(requests, i), stride, &ranges[i])) return false;
     }
-    return runtime->body->fetch_hits(ranges, n, step, stream, views_out);
+    return runtime->body->views.hits.fetch_hits(ranges, n, step, stream, views_out);
 }
 
 }  // namespace
@@ -313,7 +313,7 @@ stw_status stw_fetch(stw_runtime *runtime, const stw_fetch_options *options,
         if (!views_out) return Status::error(STW_ERROR_INVALID, "views_out is null");
         FetchPlan plan;
         STW_TRY(make_plan(runtime, options, requests, n, &plan));
-        return runtime->body->fetch(std::move(plan), views_out);
+        return runtime->body->calls.fetches.fetch(std::move(plan), views_out);
     });
 }
 
@@ -326,7 +326,7 @@ stw_status stw_fetch_async(stw_runtime *runtime, const stw_fetch_options *option
         if (!operation_out) return Status::error(STW_ERROR_INVALID, "operation_out is null");
         FetchPlan plan;
         STW_TRY(make_plan(runtime, options, requests, n, &plan));
-        return runtime->body->fetch_async(std::move(plan), operation_out);
+        return runtime->body->calls.operations.fetch_async(std::move(plan), operation_out);
     });
 }
 
@@ -335,9 +335,9 @@ stw_status stw_fetch_collect(stw_operation *operation, void *stream, stw_view *v
 {
     return guard([&]() -> Status {
         STW_TRY(enter(operation));
-        STW_TRY(operation->runtime->body->check_stream(stream));
+        STW_TRY(operation->runtime->body->views.streams.check_stream(stream));
         if (!views_out) return Status::error(STW_ERROR_INVALID, "views_out is null");
-        return operation->runtime->body->collect(operation, stream, views_out, n);
+        return operation->runtime->body->calls.operations.collect(operation, stream, views_out, n);
     });
 }
 
@@ -347,7 +347,7 @@ stw_status stw_fetch_fits(stw_runtime *runtime, const stw_fetch_request *request
         STW_TRY(enter(runtime));
         std::vector<Range> ranges;
         STW_TRY(resolve_all(runtime, requests, n, &ranges));
-        return runtime->body->fits(ranges);
+        return runtime->body->calls.fetches.fits(ranges);
     });
 }
 
@@ -357,7 +357,7 @@ stw_status stw_prefetch(stw_runtime *runtime, const stw_fetch_request *requests,
         STW_TRY(enter(runtime));
         std::vector<Range> ranges;
         STW_TRY(resolve_all(runtime, requests, n, &ranges));
-        return runtime->body->prefetch(ranges);
+        return runtime->body->calls.fetches.prefetch(ranges);
     });
 }
 
@@ -370,7 +370,7 @@ stw_status release_run(stw_runtime *runtime, stw_view *views, uint32_t n, void *
     const bool open = quick_enter(runtime);
     if (!open && !enter_deferred(runtime)) return guard([&] { return enter(runtime); });
     const stw_status status =
-        guard([&] { return runtime->body->release(views, n, stream, flags); });
+        guard([&] { return runtime->body->views.ends.release(views, n, stream, flags); });
     if (!open) leave_deferred(runtime);
     return status;
 }
@@ -421,7 +421,7 @@ stw_status stw_stream_forget(stw_runtime *runtime, void *stream)
 {
     return guard([&]() -> Status {
         STW_TRY(enter(runtime));
-        return runtime->body->forget_stream(stream);
+        return runtime->body->views.streams.forget_stream(stream);
     });
 }
 
@@ -430,7 +430,7 @@ stw_status stw_view_share(const stw_view *view, stw_view *view_out)
     return guard([&]() -> Status {
         if (!view || !view_out) return Status::error(STW_ERROR_INVALID, "a view is null");
         STW_TRY(enter(view->tensor));
-        return view->tensor->runtime->body->share(*view, view_out);
+        return view->tensor->runtime->body->calls.fetches.share(*view, view_out);
     });
 }
 
@@ -446,13 +446,13 @@ stw_status stw_evict(stw_runtime *runtime, stw_tensor *const *tensors, uint32_t 
             return Status::error(STW_ERROR_INVALID, "%s is of another runtime",
                                  tensor_text(tensors[i]->name).c_str());
         }
-        const residency::PlaceId place = runtime->body->tiers().place_of(tier, device);
+        const residency::PlaceId place = runtime->body->machine.tiers.place_of(tier, device);
         if (place == residency::kNoPlace || tier == STW_TIER_NVME) {
             return Status::error(STW_ERROR_INVALID,
                                  "nothing can be evicted from tier %u (%s), device %u: it is not "
                                  "there, or no tier is behind it",
                                  tier, report::tier_name(tier), device);
         }
-        return runtime->body->evict(tensors, n, place, timeout_ns);
+        return runtime->body->calls.fetches.evict(tensors, n, place, timeout_ns);
     });
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // group.h at the boundary.
 #include "lib/api/check.h"
-#include "lib/runtime/group_ids.h"
-#include "lib/runtime/groups.h"
+#include "lib/runtime/group/group_ids.h"
+#include "lib/runtime/group/groups.h"
 
 using namespace stepwell;
 using namespace stepwell::api;

@@ -75,7 +75,7 @@ Status name_device(const stw_tensor *tensor, uint32_t tier, uint32_t device, DLD
     if (tier == STW_TIER_HOST) return {};
     stw_device_info info{};
     info.struct_size = sizeof info;
-    STW_TRY(tensor->runtime->body->device_info(device, &info));
+    STW_TRY(tensor->runtime->body->report.reporter.device_info(device, &info));
     if (std::strncmp(info.driver, "cpu", 3) == 0) return {};
     *device_out = {kDLCUDA, info.ordinal};
     if (std::strcmp(info.driver, "cuda") == 0) return {};
@@ -115,20 +115,20 @@ template <class Managed> Status export_view(stw_view *view, void *stream, Manage
         return Status::error(STW_ERROR_INVALID, "the view or tensor_out is null");
     }
     STW_TRY(enter(view->tensor));
-    STW_TRY(view->tensor->runtime->body->check_stream(stream));
+    STW_TRY(view->tensor->runtime->body->views.streams.check_stream(stream));
     const stw_tensor *tensor = view->tensor;
-    STW_TRY(tensor->runtime->body->check_open(*view));
+    STW_TRY(tensor->runtime->body->views.ends.check_open(*view));
     const bool reads = view->access == STW_READ;
     if (!kVersioned<Managed>) STW_TRY(check_legacy(tensor, reads));
     auto made = std::make_unique<Export<Managed>>();
     STW_TRY(name_device(tensor, view->tier, view->device, &made->managed.dl_tensor.device));
-    STW_TRY(tensor->runtime->body->begin_export(*view, stream));
+    STW_TRY(tensor->runtime->body->views.streams.begin_export(*view, stream));
     made->stream = stream;
     const uint64_t elements = tensor->sharding ? tensor->sharding->elements() : tensor->elements;
     const bool flat = view->scope == STW_SHARD || view->element_count != elements;
-    const uint32_t dtype = tensor->runtime->body->dtype_of(*view);
+    const uint32_t dtype = tensor->runtime->body->views.ends.dtype_of(*view);
     describe(*made, tensor, dtype, view->pointer, flat, view->element_count, reads);
-    STW_TRY(tensor->runtime->body->move_to_export(view, &made->view));
+    STW_TRY(tensor->runtime->body->views.ends.move_to_export(view, &made->view));
     *tensor_out = &made.release()->managed;
     return {};
 }
@@ -142,7 +142,8 @@ Status export_address(stw_tensor *tensor, uint32_t device, Managed **tensor_out)
     if (!kVersioned<Managed>) STW_TRY(check_legacy(tensor, reads));
     void *pointer = nullptr;
     uint64_t bytes = 0;
-    STW_TRY(tensor->runtime->body->tensor_address(tensor, device, &pointer, &bytes));
+    STW_TRY(
+        tensor->runtime->body->tensors.registry.tensor_address(tensor, device, &pointer, &bytes));
     auto made = std::make_unique<Export<Managed>>();
     STW_TRY(name_device(tensor, STW_TIER_DEVICE, device, &made->managed.dl_tensor.device));
     void *data = bytes > 0 ? pointer : nullptr;

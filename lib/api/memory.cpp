@@ -17,13 +17,13 @@ stw_status stw_host_alloc(stw_runtime *runtime, uint64_t bytes, uint64_t align_b
         STW_TRY(check_flags(flags, STW_HOST_ZERO, "flags"));
         if (bytes == 0) return Status::error(STW_ERROR_INVALID, "bytes is 0");
         const uint64_t align = align_bytes == 0 ? memory::Slabs::kSlotBytesMin : align_bytes;
-        if (!std::has_single_bit(align) || align > runtime->body->block_bytes()) {
+        if (!std::has_single_bit(align) || align > runtime->body->machine.block_bytes) {
             return Status::error(STW_ERROR_INVALID,
                                  "align_bytes is %" PRIu64 "; it is a power of two up to the "
                                  "block size, %" PRIu64 ", or 0 for 64",
-                                 align_bytes, runtime->body->block_bytes());
+                                 align_bytes, runtime->body->machine.block_bytes);
         }
-        Result<void *> taken = runtime->body->take_scratch(bytes, align);
+        Result<void *> taken = runtime->body->machine.take_scratch(bytes, align);
         if (!taken.ok()) return std::move(taken.status());
         if ((flags & STW_HOST_ZERO) != 0) std::memset(taken.value(), 0, bytes);
         *pointer_out = taken.value();
@@ -34,12 +34,13 @@ stw_status stw_host_alloc(stw_runtime *runtime, uint64_t bytes, uint64_t align_b
 stw_status stw_host_free(stw_runtime *runtime, void *pointer)
 {
     if (enter_deferred(runtime)) {
-        const stw_status status = guard([&] { return runtime->body->give_scratch(pointer); });
+        const stw_status status =
+            guard([&] { return runtime->body->machine.give_scratch(pointer); });
         leave_deferred(runtime);
         return status;
     }
     return guard([&]() -> Status {
         STW_TRY(enter(runtime));
-        return runtime->body->give_scratch(pointer);
+        return runtime->body->machine.give_scratch(pointer);
     });
 }

@@ -121,7 +121,7 @@ stw_status stw_optimizer_create(stw_runtime *runtime, const stw_optimizer_option
         STW_TRY(check_custom(copy));
         STW_TRY(check_torch_order(copy));
         STW_TRY(check_ema(copy));
-        return runtime->body->create_optimizer(copy, optimizer_out);
+        return runtime->body->optimizers.create_optimizer(copy, optimizer_out);
     });
 }
 
@@ -129,7 +129,7 @@ stw_status stw_optimizer_destroy(stw_optimizer *optimizer)
 {
     return guard([&]() -> Status {
         STW_TRY(enter(optimizer));
-        return optimizer->runtime->body->destroy_optimizer(optimizer);
+        return optimizer->runtime->body->optimizers.destroy_optimizer(optimizer);
     });
 }
 
@@ -140,7 +140,7 @@ stw_status stw_optimizer_add(stw_optimizer *optimizer, const stw_optimizer_entry
         STW_TRY(enter(optimizer));
         if (!entries || n == 0) return Status::error(STW_ERROR_INVALID, "no entries are given");
         for (uint32_t i = 0; i < n; ++i) STW_TRY(check_entry(optimizer, element(entries, i)));
-        return optimizer->runtime->body->add_parameters(optimizer, entries, n);
+        return optimizer->runtime->body->optimizers.add_parameters(optimizer, entries, n);
     });
 }
 
@@ -152,7 +152,7 @@ stw_status stw_optimizer_set_hyper(stw_optimizer *optimizer, uint32_t parameter_
         stw_hyper copy{};
         STW_TRY(take(&copy, hyper, "hyper"));
         STW_TRY(check_flags(copy.flags, STW_HYPER_NESTEROV | STW_HYPER_MAXIMIZE, "hyper.flags"));
-        return optimizer->runtime->body->set_hyper(optimizer, parameter_group, copy);
+        return optimizer->runtime->body->optimizers.set_hyper(optimizer, parameter_group, copy);
     });
 }
 
@@ -165,7 +165,8 @@ stw_status stw_optimizer_state(stw_optimizer *optimizer, stw_tensor *parameter, 
         if (!state || !tensor_out) {
             return Status::error(STW_ERROR_INVALID, "state or tensor_out is null");
         }
-        return optimizer->runtime->body->optimizer_state(optimizer, parameter, state, tensor_out);
+        return optimizer->runtime->body->optimizers.optimizer_state(optimizer, parameter, state,
+                                                                    tensor_out);
     });
 }
 
@@ -176,7 +177,7 @@ stw_status stw_optimizer_get_count(stw_optimizer *optimizer, stw_tensor *paramet
         STW_TRY(enter(optimizer));
         STW_TRY(check_parameter(optimizer, parameter));
         if (!count_out) return Status::error(STW_ERROR_INVALID, "count_out is null");
-        return optimizer->runtime->body->get_count(optimizer, parameter, count_out);
+        return optimizer->runtime->body->optimizers.get_count(optimizer, parameter, count_out);
     });
 }
 
@@ -185,7 +186,7 @@ stw_status stw_optimizer_set_count(stw_optimizer *optimizer, stw_tensor *paramet
     return guard([&]() -> Status {
         STW_TRY(enter(optimizer));
         STW_TRY(check_parameter(optimizer, parameter));
-        return optimizer->runtime->body->set_count(optimizer, parameter, count);
+        return optimizer->runtime->body->optimizers.set_count(optimizer, parameter, count);
     });
 }
 
@@ -212,7 +213,7 @@ stw_status stw_optimizer_step(stw_optimizer *optimizer, const stw_update_options
             STW_TRY(check_parameter(optimizer, copy.parameters[i]));
         }
         if (result_out) STW_TRY(check_output(result_out, 8, "result_out"));
-        return optimizer->runtime->body->optimizer_step(optimizer, copy, result_out);
+        return optimizer->runtime->body->optimizers.optimizer_step(optimizer, copy, result_out);
     });
 }
 
@@ -221,6 +222,6 @@ stw_status stw_optimizer_result(stw_optimizer *optimizer, stw_update_result *res
     return guard([&]() -> Status {
         STW_TRY(enter(optimizer));
         STW_TRY(check_output(result_out, 8, "result_out"));
-        return optimizer->runtime->body->optimizer_result(optimizer, result_out);
+        return optimizer->runtime->body->optimizers.optimizer_result(optimizer, result_out);
     });
 }

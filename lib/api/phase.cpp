@@ -48,7 +48,7 @@ stw_status stw_phase_create(stw_runtime *runtime, const char *name, stw_phase **
     return guard([&]() -> Status {
         STW_TRY(enter(runtime));
         if (!phase_out) return Status::error(STW_ERROR_INVALID, "phase_out is null");
-        return runtime->body->create_phase(name, phase_out);
+        return runtime->body->calls.steps.create_phase(name, phase_out);
     });
 }
 
@@ -56,7 +56,7 @@ stw_status stw_phase_destroy(stw_phase *phase)
 {
     return guard([&]() -> Status {
         STW_TRY(enter(phase));
-        return phase->runtime->body->destroy_phase(phase);
+        return phase->runtime->body->calls.steps.destroy_phase(phase);
     });
 }
 
@@ -89,7 +89,7 @@ stw_status stw_phase_declare(stw_phase *phase, const stw_plan_entry *entries, ui
                                  "of one fetch stand side by side",
                                  i, uses[i].call);
         }
-        return phase->runtime->body->declare_step(phase, std::move(uses));
+        return phase->runtime->body->calls.steps.declare_step(phase, std::move(uses));
     });
 }
 
@@ -109,7 +109,7 @@ stw_status stw_phase_advice_get(stw_phase *phase, stw_plan_advice *advice_out, u
             return Status::error(STW_ERROR_INVALID,
                                  "advice_out[%u].struct_size differs from the first one's", i);
         }
-        return phase->runtime->body->advise(phase, advice_out, capacity, count_out);
+        return phase->runtime->body->planning.models.advise(phase, advice_out, capacity, count_out);
     });
 }
 
@@ -117,7 +117,7 @@ stw_status stw_step_begin(stw_phase *phase)
 {
     return guard([&]() -> Status {
         STW_TRY(enter(phase));
-        return phase->runtime->body->begin_step(phase);
+        return phase->runtime->body->calls.steps.begin_step(phase);
     });
 }
 
@@ -126,7 +126,7 @@ stw_status stw_step_end(stw_phase *phase, stw_step_stats *stats_out)
     return guard([&]() -> Status {
         STW_TRY(enter(phase));
         if (stats_out) STW_TRY(check_output(stats_out, 8, "stats_out"));
-        return phase->runtime->body->end_step(phase, stats_out);
+        return phase->runtime->body->calls.steps.end_step(phase, stats_out);
     });
 }
 
@@ -134,8 +134,8 @@ stw_status stw_step_abort(stw_phase *phase, void *stream)
 {
     return guard([&]() -> Status {
         STW_TRY(enter(phase));
-        STW_TRY(phase->runtime->body->check_stream(stream));
-        return phase->runtime->body->abort_step(phase, stream);
+        STW_TRY(phase->runtime->body->views.streams.check_stream(stream));
+        return phase->runtime->body->calls.steps.abort_step(phase, stream);
     });
 }
 
@@ -145,7 +145,7 @@ stw_status stw_tier_stats_get(stw_runtime *runtime, uint32_t tier, uint32_t devi
     return guard([&]() -> Status {
         STW_TRY(enter(runtime));
         STW_TRY(check_output(stats_out, 8, "stats_out"));
-        return runtime->body->tier_stats(tier, device, stats_out);
+        return runtime->body->report.reporter.tier_stats(tier, device, stats_out);
     });
 }
 
@@ -155,7 +155,7 @@ stw_status stw_link_stats_get(stw_runtime *runtime, uint32_t link, uint32_t devi
     return guard([&]() -> Status {
         STW_TRY(enter(runtime));
         STW_TRY(check_output(stats_out, 8, "stats_out"));
-        return runtime->body->link_stats(link, device, stats_out);
+        return runtime->body->report.reporter.link_stats(link, device, stats_out);
     });
 }
 
@@ -164,7 +164,7 @@ stw_status stw_report_write(stw_runtime *runtime, const char *path)
     return guard([&]() -> Status {
         STW_TRY(enter(runtime));
         if (!path) return Status::error(STW_ERROR_INVALID, "path is null");
-        return runtime->body->write_report(path);
+        return runtime->body->report.reporter.write_report(path);
     });
 }
 
@@ -173,6 +173,6 @@ stw_status stw_timeline_write(stw_runtime *runtime, const char *path)
     return guard([&]() -> Status {
         STW_TRY(enter(runtime));
         if (!path) return Status::error(STW_ERROR_INVALID, "path is null");
-        return runtime->body->write_timeline(path);
+        return runtime->body->report.reporter.write_timeline(path);
     });
 }

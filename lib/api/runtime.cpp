@@ -213,7 +213,8 @@ void stepwell::api::leave_deferred(stw_runtime *runtime) noexcept
     {
         MutexLock lock(runtime->deferred_mutex);
         if (--runtime->deferred_releases > 0) return;
-        if (runtime->body->views().open_views() + runtime->body->scratch_pieces() > 0) return;
+        if (runtime->body->view_table.open_views() + runtime->body->machine.scratch_pieces() > 0)
+            return;
         runtime->life.store(Life::kClosed, std::memory_order_release);
     }
     (void)guard([&]() -> Status {
@@ -252,7 +253,7 @@ stw_status stw_runtime_interrupt(stw_runtime *runtime)
     // Either this sees that the runtime is closed, or finish_close() waits for it.
     runtime->interrupts.fetch_add(1);
     const bool open = runtime->life.load() == Life::kOpen;
-    if (open) runtime->body->interrupt();
+    if (open) runtime->body->dispatch.interrupt();
     runtime->interrupts.fetch_sub(1);
     return open ? STW_OK : STW_ERROR_CLOSED;
 }
@@ -269,7 +270,7 @@ stw_status stw_runtime_error(stw_runtime *runtime, stw_error_info *info_out)
 {
     return guard([&]() -> Status {
         STW_TRY(enter(runtime));
-        Status status = runtime->body->background_error();
+        Status status = runtime->body->errors.first();
         if (info_out) {
             STW_TRY(check_output(info_out, 8, "info_out"));
             const ErrorDetail none;
@@ -284,7 +285,7 @@ stw_status stw_runtime_clear_error(stw_runtime *runtime)
 {
     return guard([&]() -> Status {
         STW_TRY(enter(runtime));
-        runtime->body->clear_error();
+        runtime->body->errors.clear();
         return {};
     });
 }
@@ -294,7 +295,7 @@ stw_status stw_device_info_get(stw_runtime *runtime, uint32_t device, stw_device
     return guard([&]() -> Status {
         STW_TRY(enter(runtime));
         STW_TRY(check_output(info_out, 16, "info_out"));
-        return runtime->body->device_info(device, info_out);
+        return runtime->body->report.reporter.device_info(device, info_out);
     });
 }
 
@@ -303,14 +304,14 @@ stw_status stw_tier_set_budget(stw_runtime *runtime, uint32_t tier, uint32_t dev
 {
     return guard([&]() -> Status {
         STW_TRY(enter(runtime));
-        const residency::PlaceId place = runtime->body->tiers().place_of(tier, device);
+        const residency::PlaceId place = runtime->body->machine.tiers.place_of(tier, device);
         if (place == residency::kNoPlace) {
             return Status::error(STW_ERROR_INVALID,
                                  "the runtime was opened without tier %u, device %u, so it has no "
                                  "budget to change",
                                  tier, device);
         }
-        return runtime->body->set_budget(place, bytes, timeout_ns);
+        return runtime->body->budgets.set_budget(place, bytes, timeout_ns);
     });
 }
 
@@ -319,7 +320,7 @@ stw_status stw_driver_info_get(const char *driver, stw_driver_info *info_out)
     return guard([&]() -> Status {
         if (!driver) return Status::error(STW_ERROR_INVALID, "driver is null");
         STW_TRY(check_output(info_out, 16, "info_out"));
-        return Runtime::driver_info(driver, info_out);
+        return Reporter::driver_info(driver, info_out);
     });
 }
 
@@ -327,7 +328,7 @@ stw_status stw_operation_poll(stw_operation *operation)
 {
     return guard([&]() -> Status {
         STW_TRY(enter(operation));
-        return operation->runtime->body->poll(operation);
+        return operation->runtime->body->calls.operations.poll(operation);
     });
 }
 
@@ -335,7 +336,7 @@ stw_status stw_operation_wait(stw_operation *operation, uint64_t timeout_ns)
 {
     return guard([&]() -> Status {
         STW_TRY(enter(operation));
-        return operation->runtime->body->wait(operation, timeout_ns);
+        return operation->runtime->body->calls.operations.wait(operation, timeout_ns);
     });
 }
 
@@ -344,7 +345,7 @@ stw_status stw_operation_on_done(stw_operation *operation, stw_done_fn done, voi
     return guard([&]() -> Status {
         STW_TRY(enter(operation));
         if (!done) return Status::error(STW_ERROR_INVALID, "done is null");
-        return operation->runtime->body->on_done(operation, done, user);
+        return operation->runtime->body->calls.operations.on_done(operation, done, user);
     });
 }
 
@@ -352,7 +353,7 @@ stw_status stw_operation_notify_fd(stw_operation *operation, int32_t fd)
 {
     return guard([&]() -> Status {
         STW_TRY(enter(operation));
-        return operation->runtime->body->notify_fd(operation, fd);
+        return operation->runtime->body->calls.operations.notify_fd(operation, fd);
     });
 }
 
@@ -360,7 +361,7 @@ stw_status stw_operation_cancel(stw_operation *operation)
 {
     return guard([&]() -> Status {
         STW_TRY(enter(operation));
-        return operation->runtime->body->cancel(operation);
+        return operation->runtime->body->calls.operations.cancel(operation);
     });
 }
 
@@ -368,6 +369,6 @@ stw_status stw_operation_free(stw_operation *operation)
 {
     return guard([&]() -> Status {
         STW_TRY(enter(operation));
-        return operation->runtime->body->free_operation(operation);
+        return operation->runtime->body->calls.operations.free_operation(operation);
     });
 }

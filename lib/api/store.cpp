@@ -30,7 +30,7 @@ stw_status stw_commit(stw_runtime *runtime, const stw_commit_options *options,
                                  "options.metadata is null and metadata_bytes is %" PRIu64,
                                  copy.metadata_bytes);
         }
-        return runtime->body->commit(copy, generation_out);
+        return runtime->body->durable.commits.commit(copy, generation_out);
     });
 }
 
@@ -40,7 +40,7 @@ stw_status stw_generation_get(stw_runtime *runtime, uint64_t generation,
     return guard([&]() -> Status {
         STW_TRY(enter(runtime));
         STW_TRY(check_output(info_out, 24, "info_out"));
-        return runtime->body->generation_info(generation, info_out);
+        return runtime->body->durable.commits.generation_info(generation, info_out);
     });
 }
 
@@ -54,6 +54,7 @@ stw_status stw_generation_metadata(stw_runtime *runtime, uint64_t generation, vo
             return Status::error(STW_ERROR_INVALID, "buffer is null and capacity_bytes is %" PRIu64,
                                  capacity_bytes);
         }
-        return runtime->body->generation_metadata(generation, buffer, capacity_bytes, bytes_out);
+        return runtime->body->durable.commits.generation_metadata(generation, buffer,
+                                                                  capacity_bytes, bytes_out);
     });
 }

@@ -71,7 +71,7 @@ Status take_copy(const stw_tensor *tensor, const stw_copy_options *from, stw_cop
     STW_TRY(enter(tensor));
     *options = STW_COPY_OPTIONS_INIT;
     if (from) STW_TRY(take(options, from, "options"));
-    STW_TRY(tensor->runtime->body->check_stream(options->stream));
+    STW_TRY(tensor->runtime->body->views.streams.check_stream(options->stream));
     if (options->scope > STW_SHARD || options->reserved ||
         (options->tier != STW_TIER_DEFAULT && options->tier != STW_TIER_HOST &&
          options->tier != STW_TIER_DEVICE)) {
@@ -105,7 +105,7 @@ stw_status stw_tensor_create(stw_runtime *runtime, const stw_tensor_spec *specs,
             }
             STW_TRY(check_spec(element(specs, i)));
         }
-        return runtime->body->create_tensors(specs, n, tensors_out);
+        return runtime->body->tensors.registry.create_tensors(specs, n, tensors_out);
     });
 }
 
@@ -113,7 +113,7 @@ stw_status stw_tensor_destroy(stw_tensor *const *tensors, uint32_t n)
 {
     return guard([&]() -> Status {
         STW_TRY(enter_all(tensors, n));
-        return tensors[0]->runtime->body->destroy_tensors(tensors, n);
+        return tensors[0]->runtime->body->tensors.registry.destroy_tensors(tensors, n);
     });
 }
 
@@ -122,7 +122,7 @@ stw_status stw_tensor_find(stw_runtime *runtime, const char *name, stw_tensor **
     return guard([&]() -> Status {
         STW_TRY(enter(runtime));
         if (!name || !tensor_out) return Status::error(STW_ERROR_INVALID, "an argument is null");
-        return runtime->body->find_tensor(name, tensor_out);
+        return runtime->body->tensors.registry.find_tensor(name, tensor_out);
     });
 }
 
@@ -136,7 +136,7 @@ stw_status stw_tensor_next(stw_runtime *runtime, stw_tensor *previous, stw_tenso
                                  tensor_text(previous->name).c_str());
         }
         if (!next_out) return Status::error(STW_ERROR_INVALID, "next_out is null");
-        return runtime->body->next_tensor(previous, next_out);
+        return runtime->body->tensors.registry.next_tensor(previous, next_out);
     });
 }
 
@@ -145,7 +145,7 @@ stw_status stw_tensor_info_get(stw_tensor *tensor, stw_tensor_info *info_out)
     return guard([&]() -> Status {
         STW_TRY(enter(tensor));
         STW_TRY(check_output(info_out, 8, "info_out"));
-        return tensor->runtime->body->tensor_info(tensor, info_out);
+        return tensor->runtime->body->tensors.registry.tensor_info(tensor, info_out);
     });
 }
 
@@ -156,7 +156,7 @@ stw_status stw_tensor_set_policy(stw_tensor *tensor, const stw_policy *policy)
         STW_TRY(check_policy(policy));
         stw_policy copy{};
         STW_TRY(take(&copy, policy, "policy"));
-        return tensor->runtime->body->set_policy(tensor, copy);
+        return tensor->runtime->body->tensors.registry.set_policy(tensor, copy);
     });
 }
 
@@ -165,7 +165,7 @@ stw_status stw_tensor_freeze(stw_tensor *tensor, uint32_t frozen)
     return guard([&]() -> Status {
         STW_TRY(enter(tensor));
         if (frozen > 1) return Status::error(STW_ERROR_INVALID, "frozen is %u, not 0 or 1", frozen);
-        return tensor->runtime->body->freeze(tensor, frozen == 1);
+        return tensor->runtime->body->tensors.registry.freeze(tensor, frozen == 1);
     });
 }
 
@@ -178,7 +178,7 @@ stw_status stw_tensor_reshape(stw_tensor *tensor, const uint64_t *shape, uint32_
             return Status::error(STW_ERROR_INVALID, "%u dimensions, at most %d", dimensions,
                                  STW_DIMENSIONS_MAX);
         }
-        return tensor->runtime->body->reshape(tensor, shape, dimensions);
+        return tensor->runtime->body->tensors.registry.reshape(tensor, shape, dimensions);
     });
 }
 
@@ -186,7 +186,7 @@ stw_status stw_tensor_discard(stw_tensor *const *tensors, uint32_t n)
 {
     return guard([&]() -> Status {
         STW_TRY(enter_all(tensors, n));
-        return tensors[0]->runtime->body->discard(tensors, n);
+        return tensors[0]->runtime->body->tensors.registry.discard(tensors, n);
     });
 }
 
@@ -198,7 +198,8 @@ stw_status stw_tensor_address(stw_tensor *tensor, uint32_t device, void **pointe
         if (!pointer_out || !bytes_out) {
             return Status::error(STW_ERROR_INVALID, "pointer_out or bytes_out is null");
         }
-        return tensor->runtime->body->tensor_address(tensor, device, pointer_out, bytes_out);
+        return tensor->runtime->body->tensors.registry.tensor_address(tensor, device, pointer_out,
+                                                                      bytes_out);
     });
 }
 
@@ -209,7 +210,7 @@ stw_status stw_advise(stw_tensor *const *tensors, uint32_t n, uint32_t advice)
         if (advice > STW_ADVICE_HOT) {
             return Status::error(STW_ERROR_INVALID, "advice %u is not known", advice);
         }
-        return tensors[0]->runtime->body->advise(tensors, n, advice);
+        return tensors[0]->runtime->body->tensors.registry.advise(tensors, n, advice);
     });
 }
 
@@ -221,7 +222,7 @@ stw_status stw_tensor_write(stw_tensor *tensor, const void *source, const stw_co
         if (!source && tensor->elements > 0) {
             return Status::error(STW_ERROR_INVALID, "source is null");
         }
-        return tensor->runtime->body->write(tensor, source, copy);
+        return tensor->runtime->body->copies.chunks.write(tensor, source, copy);
     });
 }
 
@@ -233,7 +234,7 @@ stw_status stw_tensor_read(stw_tensor *tensor, void *destination, const stw_copy
         if (!destination && tensor->elements > 0) {
             return Status::error(STW_ERROR_INVALID, "destination is null");
         }
-        return tensor->runtime->body->read(tensor, destination, copy);
+        return tensor->runtime->body->calls.reductions.read(tensor, destination, copy);
     });
 }
 
@@ -243,7 +244,7 @@ stw_status stw_tensor_fill(stw_tensor *tensor, double value, const stw_copy_opti
         stw_copy_options copy{};
         STW_TRY(take_copy(tensor, options, &copy));
         STW_TRY(refuse_read_only(tensor));
-        return tensor->runtime->body->fill(tensor, value, copy);
+        return tensor->runtime->body->copies.chunks.fill(tensor, value, copy);
     });
 }
 
@@ -255,7 +256,7 @@ Status check_reduce(stw_tensor *gradient, const stw_reduce_options *options,
     STW_TRY(enter(gradient));
     stw_reduce_options copy = STW_REDUCE_OPTIONS_INIT;
     if (options) STW_TRY(take(&copy, options, "options"));
-    STW_TRY(gradient->runtime->body->check_stream(copy.stream));
+    STW_TRY(gradient->runtime->body->views.streams.check_stream(copy.stream));
     STW_TRY(check_flags(copy.flags, STW_REDUCE_MORE, "options.flags"));
     const bool host = copy.tier == STW_TIER_DEFAULT || copy.tier == STW_TIER_HOST;
     if (!host || copy.device != 0 || copy.wire_dtype != 0) {
@@ -282,7 +283,7 @@ stw_status stw_reduce(stw_tensor *gradient, const void *local, const stw_reduce_
     return guard([&]() -> Status {
         stw_reduce_options copy;
         STW_TRY(check_reduce(gradient, options, &copy));
-        return gradient->runtime->body->reduce(gradient, local, copy);
+        return gradient->runtime->body->calls.reductions.reduce(gradient, local, copy);
     });
 }
 
@@ -292,6 +293,7 @@ stw_status stw_reduce_adopt(stw_tensor *gradient, const void *local,
     return guard([&]() -> Status {
         stw_reduce_options copy;
         STW_TRY(check_reduce(gradient, options, &copy));
-        return gradient->runtime->body->adopt(gradient, local, copy, deleter, user);
+        return gradient->runtime->body->calls.reductions.adopt(gradient, local, copy, deleter,
+                                                               user);
     });
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // victim.h at the boundary.
 #include "lib/api/check.h"
-#include "lib/runtime/scoring.h"
+#include "lib/runtime/victims/scoring.h"
 
 using namespace stepwell;
 using namespace stepwell::api;
@@ -11,7 +11,7 @@ stw_status stw_runtime_set_victim_policy(stw_runtime *runtime, const stw_victim_
 {
     return guard([&]() -> Status {
         STW_TRY(enter(runtime));
-        if (!policy) return runtime->body->set_victim_policy(nullptr, timeout_ns);
+        if (!policy) return runtime->body->victims.set_victim_policy(nullptr, timeout_ns);
         stw_victim_policy taken{};
         STW_TRY(take(&taken, policy, "policy"));
         if (!taken.rank) {
@@ -26,6 +26,6 @@ stw_status stw_runtime_set_victim_policy(stw_runtime *runtime, const stw_victim_
                                  "stw_victim; start from STW_VICTIM_POLICY_INIT",
                                  taken.victim_bytes);
         }
-        return runtime->body->set_victim_policy(&taken, timeout_ns);
+        return runtime->body->victims.set_victim_policy(&taken, timeout_ns);
     });
 }

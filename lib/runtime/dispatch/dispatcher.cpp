@@ -90,6 +90,11 @@ bool Dispatcher::answer(residency::FetchId fetch, const Status &status,
     return true;
 }
 
+void Dispatcher::give_way()
+{
+    for (DispatchHook *hook : hooks_) hook->give_way();
+}
+
 void Dispatcher::after_round(Instant now, Commands &out)
 {
     note_progress();

@@ -31,6 +31,8 @@ public:
     virtual void before_unlock() STW_REQUIRES(runtime_lock) {}
     // With no lock held, after the event.
     virtual void unlocked() {}
+    // Views that the library keeps for itself end. With no lock held.
+    virtual void give_way() {}
     // The timer calls: with no lock, then under the lock, at the latest when this is due.
     [[nodiscard]] virtual residency::Instant due() const STW_REQUIRES(runtime_lock)
     {
@@ -101,6 +103,9 @@ public:
     }
     // A fetch waits for a view to end, which its end is told of even where it takes no lock.
     [[nodiscard]] bool has_stuck() const { return stuck_.load(std::memory_order_relaxed) != 0; }
+
+    // Before what views that the library keeps for itself could hold up. With no lock held.
+    void give_way() STW_EXCLUDES(runtime_lock);
 
     // ---- progress ------------------------------------------------------------------------------
     // Counts what may have changed for those who wait for it.

@@ -110,6 +110,10 @@ class AnswerListener {
 public:
     virtual ~AnswerListener() = default;
     virtual void answered(Waiter &waiter) STW_REQUIRES(runtime_lock) = 0;
+    // Its copies are made, its gathered tensors are there: the rest is to be asked for. With no
+    // lock held.
+    virtual void copied(Waiter &) {}
+    virtual void gathered(Waiter &) {}
 };
 
 // Somebody who waits for the answer of a fetch.

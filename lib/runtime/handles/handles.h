@@ -28,6 +28,13 @@ namespace stepwell {
 class Runtime;
 struct Waiter;
 
+// An optimizer: tensors that it updates or made are not destroyed before it.
+struct TensorHolder {
+    std::string name;
+    // Parameters and gradients, what it made left out.
+    std::vector<stw_tensor *> held STW_GUARDED_BY(runtime_lock);
+};
+
 // What changes of a tensor while it lives, beside what the core has. Under the runtime's lock.
 struct TensorNotes {
     stw_tensor *previous = nullptr;  // in order of creation
@@ -41,8 +48,8 @@ struct TensorNotes {
     uint64_t contributions = 0;  // to sums in it, since it was made
     uint64_t read_touches = 0;   // faults at its address
     uint64_t write_touches = 0;
-    bool trained = false;       // counted in Runtime::trained_bytes_
-    void *optimizer = nullptr;  // that holds it
+    bool trained = false;            // counted in Runtime::trained_bytes_
+    TensorHolder *holder = nullptr;  // it cannot be destroyed meanwhile
 };
 
 enum class Life : uint32_t { kOpen = 0, kDeferred = 1, kClosed = 2 };

@@ -3,7 +3,7 @@
 // never more than the page holds.
 #include "lib/report/live.h"
 
-#include "lib/runtime/stats_page.h"
+#include "lib/runtime/report/stats_page.h"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>

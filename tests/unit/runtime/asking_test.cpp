@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // When another plan is asked for: for what there is none, as long as planning is cheap.
-#include "lib/runtime/asking.h"
+#include "lib/runtime/planner/asking.h"
 
 #include <gtest/gtest.h>
 

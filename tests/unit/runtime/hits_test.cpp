@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Hits and ends of views past the lock: what the core hears of them, in which order, and what it
 // does not hear of where a ring is full.
-#include "lib/runtime/views.h"
+#include "lib/runtime/handles/views.h"
 
 #include <atomic>
 #include <map>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The statistics page: readers that follow docs/command.md see whole texts alone, whatever is being
 // written; the file has no name, and goes with the object.
-#include "lib/runtime/stats_page.h"
+#include "lib/runtime/report/stats_page.h"
 
 #include <gtest/gtest.h>
 

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where bytes are: addresses of packs on devices that map or alias memory, and the one place that
+// says at which address a block, a piece or a view is.
+#pragma once
+
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/machine/machine.h"
+
+namespace stepwell {
+
+// Where a pack is seen.
+struct PackAddresses {
+    uint32_t blocks = 0;
+    void *at[residency::kDevicesMax] = {};  // per device; null: none
+    std::unique_ptr<memory::ShownTensor> shown[residency::kDevicesMax];
+};
+
+class AddressTable final {
+public:
+    AddressTable(Dispatcher &dispatch, Machine &machine) : dispatch_(dispatch), machine_(machine) {}
+    AddressTable(const AddressTable &) = delete;
+    AddressTable &operator=(const AddressTable &) = delete;
+
+    [[nodiscard]] uint64_t pack_offset(residency::TensorId tensor) const;
+    char *pointer_of(residency::PlaceId place, residency::Slot slot,
+                     const residency::Transfer &transfer) const STW_REQUIRES(runtime_lock);
+    void *view_pointer(const Range &range, const residency::Grant &grant) const
+        STW_REQUIRES(runtime_lock);
+    // Where it lies, if that is not where it is seen.
+    void *arena_pointer(const Range &range, const residency::Grant &grant) const
+        STW_REQUIRES(runtime_lock);
+    memory::ShownTensor *shown_of(const Range &range, residency::PlaceId place) const;
+    void *piece_pointer(const residency::Grant &grant, const update::Piece &piece) const
+        STW_REQUIRES(runtime_lock);
+    char *bytes_at(residency::TensorId tensor, const residency::Grant &grant);
+    Status address_pack(residency::TensorId tensor, stw_tensor *handle) STW_REQUIRES(runtime_lock);
+    void release_pack(residency::PackId pack) STW_REQUIRES(runtime_lock);
+
+    std::vector<PackAddresses> pack_addresses STW_GUARDED_BY(runtime_lock);  // by pack
+    uint64_t shown_bytes_ STW_GUARDED_BY(runtime_lock) =
+        0;  // of tensors with an address of their own
+
+    [[nodiscard]] uint64_t metadata_bytes() const STW_REQUIRES(runtime_lock);
+    // Of the table, to hold so many packs.
+    [[nodiscard]] uint64_t growth_bytes(size_t packs) const STW_REQUIRES(runtime_lock);
+    void reserve(size_t packs) STW_REQUIRES(runtime_lock);
+
+private:
+    [[nodiscard]] bool is_at_address(residency::PlaceId place, residency::BlockId block) const
+        STW_REQUIRES(runtime_lock);
+    Status show_pack(residency::TensorId tensor, stw_tensor *handle, residency::PlaceId place)
+        STW_REQUIRES(runtime_lock);
+
+    Dispatcher &dispatch_;
+    Machine &machine_;
+};
+
+}  // namespace stepwell

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// The library's own tables: counted, and a tensor that would take them past their budget refused.
+#pragma once
+
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/machine/machine.h"
+
+namespace stepwell {
+
+class HandleTable;
+class ViewTable;
+class AccessRecorder;
+class AddressTable;
+
+// A higher room with tables that count.
+class MetadataUser {
+public:
+    virtual ~MetadataUser() = default;
+    [[nodiscard]] virtual uint64_t metadata_bytes() const STW_REQUIRES(runtime_lock) = 0;
+    // Of these, what as many more tensors add; at most: whatever the program will ask for.
+    [[nodiscard]] virtual uint64_t tensor_bytes(uint64_t /*tensors*/, bool /*at_most*/) const
+        STW_REQUIRES(runtime_lock)
+    {
+        return 0;
+    }
+};
+
+class MetadataBudget final {
+public:
+    MetadataBudget(Dispatcher &dispatch, HandleTable &handles, Machine &machine, ViewTable &views,
+                   AccessRecorder &recorder, AddressTable &addresses)
+        : dispatch_(dispatch),
+          handles_(handles),
+          machine_(machine),
+          views_(views),
+          recorder_(recorder),
+          addresses_(addresses)
+    {
+    }
+    MetadataBudget(const MetadataBudget &) = delete;
+    MetadataBudget &operator=(const MetadataBudget &) = delete;
+
+    Status open_metadata(const stw_runtime_options &options);
+    static uint64_t name_bytes(size_t length);
+    [[nodiscard]] uint64_t metadata_bytes() const STW_REQUIRES(runtime_lock);
+    [[nodiscard]] std::string metadata_text() const STW_REQUIRES(runtime_lock);
+    [[nodiscard]] Status metadata_room(const residency::TensorSpec &spec) const
+        STW_REQUIRES(runtime_lock);
+    void prepare_tables(const residency::TensorSpec &wanted) STW_REQUIRES(runtime_lock);
+    // What is used, with all that is kept for the learned order of accesses and for plans.
+    [[nodiscard]] uint64_t metadata_taken() const STW_REQUIRES(runtime_lock);
+    // Addresses of its own for a tensor that asks for them, at each device.
+    [[nodiscard]] Status alias_room(const residency::TensorSpec &spec) const
+        STW_REQUIRES(runtime_lock);
+    void add(const MetadataUser &user) { users_.push_back(&user); }
+    // Plans, whose limit is part of the budget.
+    void set_plans(const MetadataUser &plans) { plans_ = &plans; }
+
+    uint64_t metadata_budget = 0;
+    uint64_t plan_bytes_max = 0;  // of metadata_bytes, for plans made and the one being made
+    uint64_t handles_bytes STW_GUARDED_BY(runtime_lock) =
+        0;  // of the tensors' handles, names included
+
+private:
+    [[nodiscard]] uint64_t fixed_bytes() const STW_REQUIRES(runtime_lock);
+    [[nodiscard]] uint64_t tensor_bytes(uint64_t tensors, bool at_most) const
+        STW_REQUIRES(runtime_lock);
+
+    Dispatcher &dispatch_;
+    HandleTable &handles_;
+    Machine &machine_;
+    ViewTable &views_;
+    AccessRecorder &recorder_;
+    AddressTable &addresses_;
+    std::vector<const MetadataUser *> users_;
+    const MetadataUser *plans_ = nullptr;
+};
+
+}  // namespace stepwell

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// Commands are appended to the engine's queues under the lock, so that their order is the core's.
+#include "lib/runtime/addresses/sink.h"
+
+#include "lib/runtime/addresses/addresses.h"
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/dispatch/errors.h"
+#include "lib/runtime/dispatch/snapshot.h"
+#include "lib/runtime/group/state.h"
+#include "lib/runtime/handles/table.h"
+#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/recording/recorder.h"
+#include "lib/support/assert.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace stepwell {
+
+using residency::PlaceId;
+using residency::Slot;
+
+transfer::Job TransferSink::job_of(const residency::Transfer &transfer) const
+{
+    transfer::Job job;
+    job.transfer = transfer;
+    const auto is_memory = [this](PlaceId place) {
+        return place != residency::kNoPlace && !machine_.tiers.is_nvme(place);
+    };
+    if (is_memory(transfer.from)) {
+        job.from_memory = transfer.from;
+        job.from_pointer = addresses_.pointer_of(transfer.from, transfer.from_slot, transfer);
+    }
+    if (is_memory(transfer.to)) {
+        job.to_memory = transfer.to;
+        job.to_pointer = addresses_.pointer_of(transfer.to, transfer.to_slot, transfer);
+        if (machine_.tiers[transfer.to].maps && !dispatch_.core.guards(transfer.block, transfer.to))
+            job.map_block = transfer.to_slot;
+        if (machine_.tiers[transfer.to].shows && transfer.pack < addresses_.pack_addresses.size()) {
+            job.shown = addresses_.pack_addresses[transfer.pack].shown[transfer.to].get();
+            job.shown_block = static_cast<uint32_t>(transfer.pack_offset / machine_.block_bytes);
+        }
+    }
+    return job;
+}
+
+void TransferSink::forget(residency::BlockId block)
+{
+    if (machine_.engine->store()) machine_.engine->store()->forget(block);
+}
+
+void TransferSink::pack_freed(residency::PackId pack)
+{
+    for (PackObserver *observer : observers_) observer->pack_freed(pack);
+    addresses_.release_pack(pack);
+}
+
+// The only commands of tensors that were never used, carried out without an allocation.
+void TransferSink::forget_unused(const Commands &out)
+{
+    for (const residency::BlockId block : out.forgets) forget(block);
+    for (const residency::PackId pack : out.freed_packs) pack_freed(pack);
+}
+
+// What the engine refuses (it is closed, or a maximum is reached) ends as a failed transfer.
+void TransferSink::submit(std::vector<residency::Transfer> &transfers, Commands &out)
+{
+    std::vector<transfer::Job> jobs;
+    jobs.reserve(transfers.size());
+    for (const residency::Transfer &transfer : transfers) {
+        jobs.push_back(job_of(transfer));
+        stw_tensor *handle = handles_.at(transfer.tensor);
+        if (handle && !machine_.tiers.is_nvme(transfer.to)) handle->notes.moved = true;
+    }
+    const Status status = machine_.engine->submit(jobs.data(), static_cast<uint32_t>(jobs.size()));
+    if (status.ok()) return;
+    for (const residency::Transfer &transfer : transfers) {
+        dispatch_.core.transfer_done(transfer.id, status, dispatch_.now(), out);
+    }
+}
+
+void TransferSink::promote(residency::TransferId transfer)
+{
+    machine_.engine->promote(transfer);
+}
+
+void TransferSink::failed(const residency::BackgroundError &error)
+{
+    errors_.add(error.tensor, error.status);
+}
+
+void TransferSink::engine_done(void *user, transfer::Completion *list, uint32_t n)
+{
+    static_cast<TransferSink *>(user)->end_transfers(list, n);
+}
+
+void TransferSink::end_transfers(const transfer::Completion *list, uint32_t n)
+{
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
+        const residency::Instant time = dispatch_.now();
+        for (uint32_t i = 0; i < n; ++i) core.transfer_done(list[i].id, list[i].status, time, out);
+        recorder_.plan_due = true;
+    });
+}
+
+void TransferSink::engine_span(void *user, const transfer::Span &span)
+{
+    auto *self = static_cast<TransferSink *>(user);
+    observe::Span out;
+    out.start_ns = span.start_ns;
+    out.end_ns = span.end_ns;
+    out.kind = observe::SpanKind::kTransfer;
+    out.lane = static_cast<uint16_t>(span.link);
+    out.detail = span.memory < self->machine_.tiers.host() ? span.memory : 0;
+    out.id = observe::transfer_id(span.block, span.tensor);
+    out.bytes = span.bytes;
+    self->machine_.timeline->record(out);
+}
+
+// What devices have registered is so no more before its memory goes.
+stw_status TransferSink::give_back(PlaceId place, Slot first, uint32_t count)
+{
+    if (machine_.tiers.is_host(place) && machine_.pins) machine_.pins->gone(first, count);
+    return machine_.tiers[place].ops->give_back(machine_.tiers[place].memory, first, count);
+}
+
+stw_status TransferSink::take_back(PlaceId place, Slot first, uint32_t count,
+                                   stw_driver_error *error)
+{
+    const stw_status code =
+        machine_.tiers[place].ops->take_back(machine_.tiers[place].memory, first, count, error);
+    if (code == STW_OK && machine_.tiers.is_host(place) && machine_.pins)
+        machine_.pins->back(first, count);
+    return code;
+}
+
+// Under the lock. A slot that is taken gets the memory of one that is free.
+void TransferSink::swap_memory(std::vector<residency::Swap> &swaps)
+{
+    for (const residency::Swap &swap : swaps) {
+        const memory::Tier &place = machine_.tiers[swap.place];
+        if (place.slot_memory) {
+            place.slot_memory->give(swap.bare);
+            place.slot_memory->take(swap.backed);
+            continue;
+        }
+        stw_driver_error error = STW_DRIVER_ERROR_INIT;
+        (void)give_back(swap.place, swap.bare, 1);
+        // What is refused here comes with the first touch.
+        (void)take_back(swap.place, swap.backed, 1, &error);
+    }
+}
+
+}  // namespace stepwell

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Carries out what the residency core commands: transfers go to the engine, memory is given back and
+// taken, ends of transfers become events.
+#pragma once
+
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/machine/machine.h"
+
+namespace stepwell {
+
+class HandleTable;
+class AddressTable;
+class BackgroundErrors;
+class AccessRecorder;
+
+// A higher room that keeps something by packs.
+class PackObserver {
+public:
+    virtual ~PackObserver() = default;
+    virtual void pack_freed(residency::PackId pack) STW_REQUIRES(runtime_lock) = 0;
+};
+
+class TransferSink final : public residency::CommandSink {
+public:
+    TransferSink(Dispatcher &dispatch, HandleTable &handles, Machine &machine,
+                 AddressTable &addresses, BackgroundErrors &errors, AccessRecorder &recorder)
+        : dispatch_(dispatch),
+          handles_(handles),
+          machine_(machine),
+          addresses_(addresses),
+          errors_(errors),
+          recorder_(recorder)
+    {
+    }
+    TransferSink(const TransferSink &) = delete;
+    TransferSink &operator=(const TransferSink &) = delete;
+
+    // What the loop calls, under the lock.
+    void forget(residency::BlockId block) override;
+    void swap_memory(std::vector<residency::Swap> &swaps) override;
+    void pack_freed(residency::PackId pack) override STW_REQUIRES(runtime_lock);
+    void submit(std::vector<residency::Transfer> &transfers, Commands &out) override
+        STW_REQUIRES(runtime_lock);
+    void promote(residency::TransferId transfer) override;
+    void failed(const residency::BackgroundError &error) override STW_REQUIRES(runtime_lock);
+    stw_status give_back(residency::PlaceId place, residency::Slot first, uint32_t count);
+    stw_status take_back(residency::PlaceId place, residency::Slot first, uint32_t count,
+                         stw_driver_error *error);
+    void forget_unused(const Commands &out) STW_REQUIRES(runtime_lock);
+    static void engine_done(void *user, transfer::Completion *list, uint32_t n);
+    static void engine_span(void *user, const transfer::Span &span);
+
+    [[nodiscard]] residency::Instant now() const override { return Dispatcher::now(); }
+    void add(PackObserver &observer) { observers_.push_back(&observer); }
+
+private:
+    transfer::Job job_of(const residency::Transfer &transfer) const STW_REQUIRES(runtime_lock);
+    void end_transfers(const transfer::Completion *list, uint32_t n) STW_EXCLUDES(runtime_lock);
+
+    Dispatcher &dispatch_;
+    HandleTable &handles_;
+    Machine &machine_;
+    AddressTable &addresses_;
+    BackgroundErrors &errors_;
+    std::vector<PackObserver *> observers_;
+    AccessRecorder &recorder_;
+};
+
+}  // namespace stepwell

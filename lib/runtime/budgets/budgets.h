@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Budgets of tiers, changed while the runtime is in use.
+#pragma once
+
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/machine/machine.h"
+
+namespace stepwell {
+
+class ViewTable;
+class AccessRecorder;
+class Placement;
+class Snapshots;
+class RestoredTensors;
+class TransferSink;
+class Prefetcher;
+
+struct BudgetChange {
+    residency::PlaceId place = 0;
+    uint32_t before = 0;  // blocks
+    uint32_t after = 0;
+    residency::Instant begin = 0;
+    residency::Instant deadline = 0;
+};
+
+class Budgets final {
+public:
+    Budgets(Dispatcher &dispatch, Machine &machine, ViewTable &views, AccessRecorder &recorder,
+            Placement &placement, Snapshots &snapshots, RestoredTensors &restored,
+            TransferSink &sink, Prefetcher &prefetcher)
+        : dispatch_(dispatch),
+          machine_(machine),
+          views_(views),
+          recorder_(recorder),
+          placement_(placement),
+          snapshots_(snapshots),
+          restored_(restored),
+          sink_(sink),
+          prefetcher_(prefetcher)
+    {
+    }
+    Budgets(const Budgets &) = delete;
+    Budgets &operator=(const Budgets &) = delete;
+
+    // budgets.cpp. In force when it returns OK, else as before.
+    Status set_budget(residency::PlaceId place, uint64_t bytes, uint64_t timeout_ns);
+
+private:
+    Status go_on_with(const BudgetChange &change) const STW_EXCLUDES(runtime_lock);
+    [[nodiscard]] std::string name_of(residency::PlaceId place) const STW_EXCLUDES(runtime_lock);
+    Status give_slots_back(const BudgetChange &change);
+    Status take_slots_back(const BudgetChange &change);
+    [[nodiscard]] bool others_work(residency::PlaceId place) const STW_REQUIRES(runtime_lock);
+    Status blocks_of_budget(residency::PlaceId place, uint64_t bytes, uint32_t *blocks_out) const
+        STW_REQUIRES(runtime_lock);
+    Status wait_for_budget(const BudgetChange &change, const char *what) STW_REQUIRES(runtime_lock);
+    Status shrink(const BudgetChange &change);
+    Status wait_for_claims(const BudgetChange &change);
+    Status empty_down_to(const BudgetChange &change);
+    Status shrink_store(const BudgetChange &change);
+    void unpin_before(const BudgetChange &change);
+    Status give_memory_back(const BudgetChange &change);
+    Status grow(const BudgetChange &change);
+    Status take_memory_back(const BudgetChange &change);
+
+    Dispatcher &dispatch_;
+    Machine &machine_;
+    ViewTable &views_;
+    AccessRecorder &recorder_;
+    Placement &placement_;
+    Snapshots &snapshots_;
+    RestoredTensors &restored_;
+    TransferSink &sink_;
+    Prefetcher &prefetcher_;
+    bool budget_changes_ STW_GUARDED_BY(runtime_lock) = false;  // somebody is in set_budget()
+};
+
+}  // namespace stepwell

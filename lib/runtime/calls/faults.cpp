@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// Faults served: which tensor, a fetch of it, and who keeps the view. One that waits for a view of
+// another thread must not keep that thread's own fault waiting, so there is a thread for each.
+#include "lib/runtime/calls/faults.h"
+
+#include "lib/runtime/addresses/addresses.h"
+#include "lib/runtime/calls/fetches.h"
+#include "lib/runtime/copies/chunks.h"
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/dispatch/errors.h"
+#include "lib/runtime/handles/table.h"
+#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/machine/touches.h"
+#include "lib/runtime/recording/recorder.h"
+#include "lib/runtime/views/ends.h"
+#include "lib/support/signals.h"
+
+#include <algorithm>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+namespace stepwell {
+
+using residency::PlaceId;
+
+bool Faults::show_block(PlaceId place, residency::Slot slot, residency::PackId pack, uint32_t index,
+                        bool writable)
+{
+    const memory::Tier &at = machine_.tiers[place];
+    char *address = static_cast<char *>(addresses_.pack_addresses[pack].at[place]) +
+                    index * machine_.block_bytes;
+    return at.ops->map_as(at.memory, slot, address, writable) == STW_OK;
+}
+
+void Faults::hide_block(PlaceId place, residency::Slot slot)
+{
+    const memory::Tier &at = machine_.tiers[place];
+    (void)at.ops->home(at.memory, slot);
+}
+
+// Under the lock. Behind the end of a tensor the rest of its block is counted as its own.
+stw_tensor *Faults::tensor_at(uintptr_t address, PlaceId *place_out)
+{
+    stw_tensor *nearest = nullptr;
+    uintptr_t begin = 0;
+    for (stw_tensor *tensor = handles_.first(); tensor; tensor = tensor->notes.next) {
+        const PackAddresses &pack = addresses_.pack_addresses[dispatch_.core.pack_of(tensor->id)];
+        for (PlaceId place = 0; place < machine_.tiers.host(); ++place) {
+            const auto whole = reinterpret_cast<uintptr_t>(pack.at[place]);
+            const auto own = reinterpret_cast<uintptr_t>(tensor->addresses[place]);
+            const bool inside = own != 0 && own <= address &&
+                                address - whole < pack.blocks * machine_.block_bytes && own > begin;
+            if (!inside) continue;
+            nearest = tensor;
+            begin = own;
+            *place_out = place;
+        }
+    }
+    return nearest;
+}
+
+Status Faults::serve(const MemoryFault &fault)
+try {
+    Range range;
+    bool writes = fault.writes;
+    {
+        const MutexLock lock(dispatch_.mutex());
+        range.tensor = tensor_at(fault.address, &range.place);
+        if (!range.tensor) {
+            return Status::error(STW_ERROR_INVALID,
+                                 "address 0x%llx is no tensor's any more, and was touched",
+                                 static_cast<unsigned long long>(fault.address));
+        }
+        const auto own = reinterpret_cast<uintptr_t>(range.tensor->addresses[range.place]);
+        const residency::TensorBlocks blocks = dispatch_.core.blocks_of(range.tensor->id);
+        const auto block = static_cast<residency::BlockId>(
+            blocks.first + (blocks.offset + (fault.address - own)) / machine_.block_bytes);
+        // Where the processor does not say: what can be read faults because it is written.
+        writes |= !FaultWatch::kSaysWrites && dispatch_.core.is_mapped(block, range.place);
+        TensorNotes &notes = range.tensor->notes;
+        ++(writes ? notes.write_touches : notes.read_touches);
+    }
+    range.access = writes ? STW_READ_WRITE : STW_READ;
+    range.element_begin = range.tensor->shard_begin;
+    range.element_count = range.tensor->elements;
+    range.byte_count = range.tensor->bytes;
+    Status status;
+    if (range.tensor->flags & STW_TENSOR_NO_ADDRESS) {
+        status = Status::error(STW_ERROR_INVALID, "it has STW_TENSOR_NO_ADDRESS");
+    } else if (writes && (range.tensor->flags & STW_TENSOR_READ_ONLY) != 0) {
+        status = Status::error(STW_ERROR_INVALID, "it is read-only");
+    } else {
+        status = fetch_touched(range);
+    }
+    // What was never written is written now, and its other bytes must be nobody else's.
+    if (status.code() == STW_ERROR_EMPTY && writes) {
+        stw_copy_options options = STW_COPY_OPTIONS_INIT;
+        status = chunks_.fill(range.tensor, 0.0, options);
+        if (status.ok()) status = fetch_touched(range);
+    }
+    if (status.ok()) return status;
+    status = Status::error(status.code(),
+                           "tensor '%s' was %s at its address 0x%llx without a view, and cannot "
+                           "be fetched for that: %s",
+                           range.tensor->name.c_str(), writes ? "written" : "read",
+                           static_cast<unsigned long long>(fault.address), status.sentence());
+    dispatch_.act([&](Core &, Commands &)
+                      STW_REQUIRES(runtime_lock) { errors_.add(range.tensor->id, status); });
+    return status;
+} catch (const std::bad_alloc &) {
+    return Status::error(STW_ERROR_MEMORY, "no memory to serve a touch without a view");
+}
+
+Status Faults::fetch_touched(const Range &range)
+{
+    const Touches::Turn turn(*machine_.touches, range.tensor);
+    std::vector<stw_view> weaker;
+    if (machine_.touches->has(range.tensor, range.access != STW_READ, &weaker)) return {};
+    if (!weaker.empty()) (void)ends_.release(weaker.data(), 1, STW_STREAM_SYNCED, 0);
+    FetchPlan plan;
+    plan.ranges.push_back(range);
+    plan.step = recorder_.current_step();  // whose own views would be waited for in vain
+    plan.flags = STW_FETCH_HAND_OVER;
+    plan.beside_readers = true;  // a program may write memory of which it holds a READ view
+    stw_view view{};
+    residency::FetchId before = 0;
+    {
+        const MutexLock lock(dispatch_.mutex());
+        before = dispatch_.core.last_fetch();
+    }
+    STW_TRY(fetches_.fetch(std::move(plan), &view));
+    views_.slot(ViewTable::index_of(view.cookie)).step = 0;  // nobody fetched it
+    machine_.touches->keep(view);
+    // A fetch that was asked for in the meantime could not end this view, so end it here. An older
+    // one waits for a view of the program: for that this view would end, and be made, again and
+    // again.
+    dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {
+        if (core.is_awaited(range.tensor->id, before)) fetches_.touches_give_way.store(true);
+    });
+    return {};
+}
+
+void Faults::give_way()
+{
+    if (!machine_.touches || !machine_.touches->any()) return;
+    std::vector<stw_view> views = machine_.touches->take();
+    (void)ends_.release(views.data(), static_cast<uint32_t>(views.size()), STW_STREAM_SYNCED, 0);
+    machine_.touches->released();
+}
+
+}  // namespace stepwell

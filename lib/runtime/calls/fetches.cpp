@@ -1,0 +1,581 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fetch, as the program sees it and beyond hits: what is asked of the core, what becomes of the
+// answer; also hints ahead of a fetch, and evictions.
+#include "lib/runtime/calls/fetches.h"
+
+#include "lib/runtime/addresses/addresses.h"
+#include "lib/runtime/copies/chunks.h"
+#include "lib/runtime/copies/snapshots.h"
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/dispatch/errors.h"
+#include "lib/runtime/dispatch/snapshot.h"
+#include "lib/runtime/handles/table.h"
+#include "lib/runtime/handles/views.h"
+#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/machine/touches.h"
+#include "lib/runtime/planning/pause.h"
+#include "lib/runtime/planning/prefetcher.h"
+#include "lib/runtime/ranks/wholes.h"
+#include "lib/runtime/recording/recorder.h"
+#include "lib/runtime/tensors/buffers.h"
+#include "lib/runtime/tensors/placement.h"
+#include "lib/runtime/tensors/registry.h"
+#include "lib/runtime/tensors/zeros.h"
+#include "lib/runtime/views/hits.h"
+#include "lib/runtime/views/sleepers.h"
+#include "lib/runtime/views/streams.h"
+#include "lib/support/assert.h"
+
+#include <chrono>
+#include <new>
+#include <thread>
+#include <unordered_set>
+
+namespace stepwell {
+
+using residency::PlaceId;
+
+residency::Access access_of(uint32_t access)
+{
+    switch (access) {
+    case STW_WRITE: return residency::Access::kWrite;
+    case STW_READ_WRITE: return residency::Access::kReadWrite;
+    case STW_REDUCE: return residency::Access::kWriteEmpty;
+    default: return residency::Access::kRead;
+    }
+}
+
+// Of a private buffer: what is converted in it is the only replica wanted.
+residency::Access buffer_access(uint32_t access)
+{
+    return access == STW_READ ? residency::Access::kReadWrite : residency::Access::kWrite;
+}
+
+uint64_t view_bytes(const Range &range)
+{
+    if (range.dtype == 0) return range.byte_count;
+    return range.element_count * (stw_dtype_bits(range.dtype) / 8);
+}
+
+uint64_t sum_bytes(const Range &range)
+{
+    if (range.access != STW_REDUCE) return view_bytes(range);
+    const uint64_t size = stw_dtype_bits(range.dtype ? range.dtype : range.tensor->dtype) / 8;
+    return sum_elements(*range.tensor, range.access, range.element_count) * size;
+}
+
+residency::FetchAsked Fetches::asked_of(const Waiter &waiter) const
+{
+    residency::FetchAsked asked;
+    asked.owner = waiter.owner;
+    asked.priority = waiter.plan.priority;
+    asked.deadline = waiter.deadline;
+    if (waiter.plan.flags & STW_FETCH_TRY) asked.flags |= residency::kFetchTry;
+    if (waiter.plan.flags & STW_FETCH_WAIT_ROOM) asked.flags |= residency::kFetchWaitRoom;
+    if (waiter.plan.beside_readers) asked.flags |= residency::kFetchBesideReaders;
+    for (const Range &range : waiter.plan.ranges) {
+        if (range.scratch != residency::kNone) {
+            asked.requests.push_back(
+                {range.scratch, buffer_access(range.access), range.place, 0, sum_bytes(range)});
+        } else {
+            asked.requests.push_back({range.tensor->id, access_of(range.access), range.place,
+                                      range.byte_begin, range.byte_count});
+        }
+    }
+    return asked;
+}
+
+// A reduce adds in place when the gradient is empty and nobody uses it; else into a buffer of its
+// own. Decided by the order of calls: by contents and open views, not by who is faster. Of several
+// in one call the first alone may be in place.
+Status Fetches::prepare_reduces(FetchPlan &plan)
+{
+    std::unordered_set<residency::TensorId> earlier;
+    for (Range &range : plan.ranges) {
+        if (range.access != STW_REDUCE || range.scratch != residency::kNone) continue;
+        if (range.byte_count == 0) continue;
+        // In place only what begins as zeros throughout, in the tensor's dtype.
+        const bool whole =
+            range.byte_count == range.tensor->bytes && range.dtype == 0 && !range.tensor->sharding;
+        const bool in_place = earlier.insert(range.tensor->id).second && whole;
+        Status status;
+        dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {
+            if (!in_place || core.in_use(range.tensor->id)) status = buffers_.make_scratch(range);
+        });
+        STW_TRY(std::move(status));
+    }
+    return {};
+}
+
+Status Fetches::prepare_fetch(Waiter &waiter)
+{
+    STW_TRY(placement_.check_places(waiter.plan));
+    for (const Range &range : waiter.plan.ranges) {
+        STW_TRY(zeros_.write_zeros(range.tensor));
+        const bool writes = range.access == STW_WRITE || range.access == STW_READ_WRITE;
+        if (writes) STW_TRY(registry_.change_shards(range.tensor));
+    }
+    return prepare_reduces(waiter.plan);
+}
+
+// Asks the core. BUSY at once where the answer could only come from the asker.
+Status Fetches::start_fetch(Waiter &waiter)
+{
+    Status prepared = prepare_fetch(waiter);
+    if (!prepared.ok()) {
+        buffers_.drop_scratches(waiter.plan);
+        return prepared;
+    }
+    waiter.begin = dispatch_.now();
+    if (!waiter.snapshot)
+        waiter.deadline = waiter.begin + dispatch_.timeout(waiter.plan.timeout_ns);
+    dispatch_.act([&](Core &, Commands &out) STW_REQUIRES(runtime_lock) {
+        recorder_.drain_hits();
+        ask(waiter, out);
+    });
+    return {};
+}
+
+// Under the lock. Who sleeps for what it asked before sleeps for this.
+void Fetches::ask(Waiter &waiter, Commands &out)
+{
+    const bool copied = waiter.fetch == 0 && waiter.snapshot;
+    const residency::FetchId before = copied ? waiter.snapshot->chunk.fetch : waiter.fetch;
+    // Once, and as it is called; one that may not wait only if it is granted.
+    if (waiter.fetch == 0 && (waiter.plan.flags & STW_FETCH_TRY) == 0)
+        recorder_.note_fetch(waiter.plan);
+    if (copied) std::erase(snapshots_.under_way, waiter.snapshot.get());
+    recorder_.misses += waiter.fetch == 0;
+    waiter.fetch = dispatch_.core.fetch(asked_of(waiter), dispatch_.now(), out);
+    dispatch_.expect(waiter);
+    sleepers_.sleep_follows(before, waiter.fetch);
+    if (!dispatch_.core.is_waiting(waiter.fetch)) return;
+    if (waiter.cancelled) dispatch_.core.cancel(waiter.fetch, cancelled(), out);
+    if (!dispatch_.core.is_waiting(waiter.fetch)) return;
+    waiter.cause = sleepers_.cause_of(waiter);
+    if (machine_.touches && machine_.touches->any() && dispatch_.core.waits_for_locks(waiter.fetch))
+        touches_give_way.store(true);
+    std::string name;
+    if (waiter.cause == observe::Stall::kUpdate && sleepers_.waits_for_itself(waiter, &name)) {
+        dispatch_.core.cancel(waiter.fetch,
+                              Status::error(STW_ERROR_BUSY,
+                                            "the fetch would wait for a view of %s that the "
+                                            "same thread or step holds; release that view first",
+                                            tensor_text(name).c_str()),
+                              out);
+    }
+    for (const Range &range : waiter.plan.ranges) {
+        if (range.scratch == residency::kNone && dispatch_.core.claimed_by(range.tensor->id) != 0) {
+            machine_.pipeline->prefer(range.tensor->id);
+        }
+    }
+}
+
+Status Fetches::sticky_errors(const FetchPlan &plan)
+{
+    for (const Range &range : plan.ranges) STW_TRY(errors_.of(range.tensor->id));
+    for (const Range &range : plan.copied) STW_TRY(errors_.of(range.tensor->id));
+    for (const Range &range : plan.gathered) STW_TRY(errors_.of(range.tensor->id));
+    return {};
+}
+
+// Views that faults left open give way; nobody holds them knowingly.
+Status Fetches::fetch(FetchPlan plan, stw_view *views_out)
+{
+    if (!machine_.touches) return fetch_once(std::move(plan), views_out);
+    const residency::Instant deadline = dispatch_.now() + dispatch_.timeout(plan.timeout_ns);
+    for (;;) {
+        const uint64_t before = machine_.touches->changes();
+        Status status = fetch_once(FetchPlan(plan), views_out);
+        const bool gone = machine_.touches->changes() != before;
+        const bool room =
+            status.code() == STW_ERROR_BUDGET && (machine_.touches->in_the_way() || gone);
+        const bool lock = status.code() == STW_ERROR_BUSY && machine_.touches->any();
+        if ((!room && !lock) || dispatch_.now() >= deadline) return status;
+        if (!machine_.touches->any()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        dispatch_.give_way();
+    }
+}
+
+Status Fetches::fetch_once(FetchPlan plan, stw_view *views_out)
+{
+    STW_TRY(sticky_errors(plan));
+    Waiter waiter;
+    waiter.listener = this;
+    waiter.plan = std::move(plan);
+    waiter.owner = recorder_.owner_number();
+    if (!waiter.plan.gathered.empty()) STW_TRY(wholes_.fetch_wholes(waiter));
+    if (needs_copies(waiter.plan)) waiter.status = snapshots_.copy_out(waiter);
+    if (!waiter.status.ok() || waiter.plan.ranges.empty()) return finish_fetch(waiter, views_out);
+    Status started = start_fetch(waiter);
+    if (!started.ok()) {
+        wholes_.undo_wholes(waiter);
+        return started;
+    }
+    sleepers_.await(waiter, waiter.plan.ranges.front().tensor->id);
+    return finish_fetch(waiter, views_out);
+}
+
+// In-place reduction is refused where there are contents to keep: then with a private buffer, for
+// the same waiter. False: the refusal stands.
+bool Fetches::ask_privately(residency::Refused &refused, Commands &out)
+{
+    Waiter *found = dispatch_.find(refused.fetch);
+    if (refused.status.code() != STW_ERROR_EXISTS || !found) return false;
+    Waiter &waiter = *found;
+    bool again = false;
+    for (Range &range : waiter.plan.ranges) {
+        if (range.access != STW_REDUCE || range.scratch != residency::kNone) continue;
+        Status made;
+        try {
+            made = buffers_.make_scratch(range);
+        } catch (const std::bad_alloc &) {
+            made = Status::error(STW_ERROR_MEMORY, "no memory for a buffer to sum %s in",
+                                 tensor_text(range.tensor->name).c_str());
+        }
+        if (!made.ok()) {
+            refused.status = std::move(made);
+            return false;
+        }
+        again = true;
+    }
+    if (!again) return false;
+    dispatch_.expect_no_more(refused.fetch);
+    ask(waiter, out);
+    return true;
+}
+
+Status Fetches::finish_fetch(Waiter &waiter, stw_view *views_out)
+{
+    Status status = waiter.status;  // others may poll meanwhile
+    if (status.ok()) status = fill_views(waiter, views_out);
+    if (status.ok()) return status;
+    if (status.code() == STW_ERROR_BUDGET) count_pinning_views(status.mutable_detail());
+    sleepers_.log_timeout(status);
+    buffers_.drop_scratches(waiter.plan);
+    wholes_.undo_wholes(waiter);
+    return status;
+}
+
+// The core knows pins, not who made them.
+void Fetches::count_pinning_views(ErrorDetail &detail)
+{
+    if (detail.pinned_bytes == 0) return;
+    for (uint32_t index = 0; index < views_.slots_used(); ++index) {
+        if (!views_.is_open(index)) continue;
+        const memory::Tier &at = machine_.tiers[views_.slot(index).place];
+        const bool there = static_cast<uint32_t>(at.kind) == detail.tier;
+        detail.pinned_views += there && at.device == detail.device;
+    }
+}
+
+// The pins of a granted fetch that becomes no view: contents stay what they were.
+void Fetches::undo_grants(const FetchPlan &plan, const std::vector<residency::Grant> &grants)
+{
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
+        for (size_t i = 0; i < grants.size(); ++i) {
+            const Range &range = plan.ranges[i];
+            const bool scratch = range.scratch != residency::kNone;
+            const residency::TensorId tensor = scratch ? range.scratch : range.tensor->id;
+            if (grants[i].by_gate) {
+                if (core.gate(tensor, grants[i].place).unpin())
+                    core.gate_idle(tensor, dispatch_.now(), out);
+                continue;
+            }
+            residency::Release release;
+            release.tensor = tensor;
+            release.access = scratch ? buffer_access(range.access) : access_of(range.access);
+            release.place = grants[i].place;
+            release.byte_begin = scratch ? 0 : range.byte_begin;
+            release.byte_count = scratch ? sum_bytes(range) : range.byte_count;
+            release.abandon = range.access == STW_WRITE || range.access == STW_REDUCE;
+            core.release(release, dispatch_.now(), out);
+        }
+    });
+}
+
+Status Fetches::fits(const std::vector<Range> &ranges)
+{
+    std::vector<const stw_tensor *> wholes;
+    std::vector<Range> own;
+    for (const Range &range : ranges) {
+        if (range.into) continue;
+        if (is_gathered(range)) {
+            wholes.push_back(range.tensor);
+        } else {
+            own.push_back(range);
+        }
+    }
+    {
+        MutexLock lock(dispatch_.mutex());
+        STW_TRY(wholes_.wholes_fit(wholes));
+    }
+    return placement_.fits(own);
+}
+
+Status Fetches::prefetch(const std::vector<Range> &ranges)
+{
+    constexpr uint32_t kHintsMax = 1024;  // waiting at once; more are dropped, which hints allow
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
+        recorder_.drain_hits();
+        for (const Range &range : ranges) {
+            if (core.waiting_fetches() >= kHintsMax) return;
+            residency::FetchAsked asked;
+            asked.flags = residency::kFetchPrefetch;
+            asked.urgency = residency::Class::kHint;
+            if (is_of_ranks(range)) {
+                const std::optional<residency::Request> shard = recorder_.shard_request(range);
+                if (!shard) continue;
+                asked.requests.push_back(*shard);
+                core.fetch(asked, dispatch_.now(), out);
+                continue;
+            }
+            const bool copied = range.into || (range.dtype != 0 && range.access == STW_READ);
+            asked.requests.push_back({range.tensor->id, residency::Access::kRead,
+                                      copied ? residency::kAnyCpuPlace : range.place,
+                                      range.byte_begin, range.byte_count});
+            core.fetch(asked, dispatch_.now(), out);
+        }
+    });
+    return {};
+}
+
+Status Fetches::evict(stw_tensor *const *tensors, uint32_t n, PlaceId place, uint64_t timeout_ns)
+{
+    dispatch_.give_way();
+    const PlanPause pause(prefetcher_);  // it might bring back what leaves
+    const residency::Instant begin = dispatch_.now();
+    const residency::Instant deadline = begin + dispatch_.timeout(timeout_ns);
+    std::vector<stw_tensor *> wanted(tensors, tensors + n);
+    for (;;) {
+        uint64_t left = 0;
+        uint64_t seen = 0;
+        bool moves = false;
+        std::string stays;
+        dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
+            recorder_.drain_hits();
+            if (n == 0) {
+                wanted.clear();
+                for (stw_tensor *at = handles_.first(); at; at = at->notes.next) {
+                    wanted.push_back(at);
+                }
+            }
+            for (stw_tensor *tensor : wanted) {
+                const uint64_t blocks = core.evict(tensor->id, place, out);
+                if (blocks > 0) stays = tensor->name;
+                left += blocks;
+            }
+            moves = core.transfers_in_flight() > 0 || machine_.pipeline->stats().jobs > 0;
+            seen = dispatch_.progress() + 1;  // this call's own counts
+        });
+        if (left == 0) return {};
+        if (!moves) {
+            return Status::error(STW_ERROR_BUSY,
+                                 "%llu blocks cannot leave the tier; %s has open views "
+                                 "there, or no other tier may take it",
+                                 static_cast<unsigned long long>(left), tensor_text(stays).c_str());
+        }
+        MutexLock lock(dispatch_.mutex());
+        while (dispatch_.progress() == seen) {
+            STW_TRY(dispatch_.interrupted_since(begin));
+            if (dispatch_.wait_progress(deadline)) continue;
+            lock.unlock();
+            Status status = Status::error(
+                STW_ERROR_TIMEOUT, "%llu blocks were still in the tier when the timeout passed",
+                static_cast<unsigned long long>(left));
+            sleepers_.log_timeout(status);
+            return status;
+        }
+    }
+}
+
+Status Fetches::begin_streams(const Waiter &waiter)
+{
+    const FetchPlan &plan = waiter.plan;
+    for (size_t i = 0; i < plan.ranges.size(); ++i) {
+        const Range &range = plan.ranges[i];
+        const memory::Tier &at = machine_.tiers[waiter.grants[i].place];
+        if (range.byte_count == 0) continue;
+        if (machine_.pins && machine_.tiers.is_host(waiter.grants[i].place))
+            streams_.join_registrations(range, waiter.grants[i]);
+        if (!at.streams) continue;
+        memory::DeviceStreams::Id id = 0;
+        STW_TRY(streams_.stream_id(waiter.grants[i].place, plan.stream, &id));
+        const void *pointer = nullptr;
+        {
+            MutexLock lock(dispatch_.mutex());
+            pointer = addresses_.arena_pointer(range, waiter.grants[i]);
+        }
+        const bool writes = range.access != STW_READ;
+        const memory::SlotRange slots = at.slots_of(pointer, sum_bytes(range));
+        if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
+        if (at.shows) STW_TRY(streams_.show_range(range, waiter.grants[i].place, slots));
+        // The zeros that a sum begins with are a copy of ours.
+        if (range.access == STW_REDUCE)
+            STW_TRY(at.streams->before_copy(slots, true, STW_COPIES_IN));
+        STW_TRY(at.streams->begin(id, slots, writes));
+    }
+    if (is_absent(plan)) return {};
+    for (size_t i = 0; i < waiter.whole_grants.size(); ++i) {
+        STW_TRY(streams_.begin_whole(plan.gathered[i], waiter.whole_grants[i], plan.stream));
+    }
+    return {};
+}
+
+Status Fetches::share(const stw_view &view, stw_view *view_out)
+{
+    const uint32_t index = ViewTable::index_of(view.cookie);
+    if (view.cookie == kCopyCookie) {
+        return Status::error(STW_ERROR_INVALID,
+                             "the view of %s is a copy in memory of the caller's, which "
+                             "needs no pin: use that memory",
+                             tensor_text(view.tensor->name).c_str());
+    }
+    const bool open = index < views_.slots_used() &&
+                      views_.slot(index).serial.load() == view.cookie >> 24 &&
+                      views_.is_open(index);
+    if (!open || view.access != STW_READ) {
+        return Status::error(STW_ERROR_INVALID,
+                             open ? "only views with access STW_READ can be shared"
+                                  : "the view to be shared is not open");
+    }
+    if (views_.slot(index).scratch != residency::kNone) {
+        const Sharding *sharding = view.tensor->sharding.get();
+        const bool gathered = sharding && views_.slot(index).scratch == sharding->whole;
+        return Status::error(STW_ERROR_INVALID,
+                             "the view of %s is %s and cannot be shared; fetch it once "
+                             "more",
+                             tensor_text(view.tensor->name).c_str(),
+                             gathered ? "of what all ranks gathered, and counted by all of them,"
+                                      : "a converted copy of its own");
+    }
+    const uint64_t step = views_.slot(index).step;
+    Range range;
+    range.tensor = view.tensor;
+    range.scope = view.scope;
+    range.place = views_.slot(index).place;
+    range.element_begin = view.element_begin;
+    range.element_count = view.element_count;
+    range.byte_begin = views_.slot(index).byte_begin;
+    range.byte_count = views_.slot(index).byte_count;
+    if (hits_.fetch_hit(range, step, STW_STREAM_SYNCED, view_out)) return {};
+    FetchPlan plan;
+    plan.step = step;
+    plan.stream = STW_STREAM_SYNCED;  // who has the first view has been ordered with it
+    plan.ranges.push_back(range);
+    plan.flags = STW_FETCH_TRY;
+    return fetch(std::move(plan), view_out);
+}
+
+Status Fetches::fill_views(Waiter &waiter, stw_view *views_out)
+{
+    const FetchPlan &plan = waiter.plan;
+    ThreadState *state = views_.thread_state();
+    std::vector<uint32_t> slots;
+    const size_t wanted = plan.gathered.size() + plan.ranges.size();
+    while (slots.size() < wanted) {
+        const uint32_t slot = views_.take_slot(state);
+        if (slot == residency::kNone) break;
+        slots.push_back(slot);
+    }
+    if (slots.size() < wanted) {
+        for (const uint32_t slot : slots) views_.give_slot(state, slot);
+        undo_grants(plan, waiter.grants);
+        wholes_.undo_wholes(waiter);
+        return Status::error(STW_ERROR_LIMIT,
+                             "%u views are open, as many as views_max allows; release some, or "
+                             "raise views_max when opening the runtime",
+                             views_.open_views());
+    }
+    Status ordered = begin_streams(waiter);
+    if (!ordered.ok()) {
+        for (const uint32_t slot : slots) views_.give_slot(state, slot);
+        undo_grants(plan, waiter.grants);
+        wholes_.undo_wholes(waiter);
+        machine_.tiers.log_failures(dispatch_.log);
+        return ordered;
+    }
+    for (size_t i = 0; i < plan.ranges.size(); ++i) {
+        open_view(slots[i], plan.ranges[i], waiter.grants[i], waiter, views_out);
+    }
+    for (size_t i = 0; i < plan.gathered.size(); ++i) {
+        const uint32_t slot = slots[plan.ranges.size() + i];
+        Range range = plan.gathered[i];
+        range.scratch = range.tensor->sharding->whole;
+        // A view without bytes counts among those of the whole, on this rank as on the others.
+        if (is_absent(plan)) range.element_count = range.byte_count = 0;
+        open_view(slot, range, waiter.whole_grants[i], waiter, views_out);
+    }
+    waiter.whole_grants.clear();
+    for (Range range : plan.absent) {
+        range.element_count = range.byte_count = 0;
+        hits_.describe_view(range, machine_.tiers[range.place], nullptr, kCopyCookie,
+                            &views_out[range.index]);
+    }
+    for (const Range &range : plan.copied) {
+        stw_view &out = views_out[range.index];
+        void *pointer = range.element_count > 0 ? range.into : nullptr;
+        hits_.describe_view(range, machine_.tiers[machine_.tiers.host()], pointer, kCopyCookie,
+                            &out);
+        out.bytes = view_bytes(range);
+    }
+    return {};
+}
+
+void Fetches::open_view(uint32_t slot, const Range &range, const residency::Grant &grant,
+                        const Waiter &waiter, stw_view *views_out)
+{
+    const ThreadState *state = views_.thread_state();
+    ViewSlot &view = views_.slot(slot);
+    view.tensor = range.tensor;
+    view.byte_begin = range.byte_begin;
+    view.byte_count = range.byte_count;
+    view.step = waiter.plan.step;
+    const bool stays = state && (waiter.plan.flags & STW_FETCH_HAND_OVER) == 0;
+    view.owner = stays ? state->number : 0;
+    view.scratch = range.scratch;
+    view.access = static_cast<uint8_t>(range.access);
+    view.place = grant.place;
+    view.by_gate = grant.by_gate;
+    view.dtype = static_cast<uint8_t>(range.dtype);
+    view.absent = is_absent(waiter.plan);
+    void *pointer = nullptr;
+    const void *there = nullptr;
+    {
+        MutexLock lock(dispatch_.mutex());
+        pointer = range.byte_count > 0 ? addresses_.view_pointer(range, grant) : nullptr;
+        there = pointer ? addresses_.arena_pointer(range, grant) : nullptr;
+        if (range.tensor->notes.moved)
+            recorder_.note_use(*range.tensor, waiter.begin, waiter.owner);
+    }
+    if (pointer && is_gathered(range)) {
+        pointer = static_cast<char *>(pointer) + range.byte_begin;
+        there = pointer;
+    }
+    const memory::Tier &at = machine_.tiers[grant.place];
+    if (at.streams && pointer) view.first_slot = at.slots_of(there, view_bytes(range)).first;
+    if (range.access == STW_REDUCE && pointer) {
+        at.ops->zero(at.memory, pointer, sum_bytes(range));
+    }
+    stw_view &out = views_out[range.index];
+    hits_.describe_view(range, at, pointer, views_.open(slot), &out);
+    out.bytes = view_bytes(range);
+}
+
+bool Fetches::refused(residency::Refused &refused, residency::Instant, Commands &out)
+{
+    return ask_privately(refused, out);
+}
+
+void Fetches::answered(Waiter &waiter)
+{
+    if (waiter.status.ok() && (waiter.plan.flags & STW_FETCH_TRY))
+        recorder_.note_fetch(waiter.plan);
+}
+
+void Fetches::unlocked()
+{
+    if (touches_give_way.exchange(false) || dispatch_.has_stuck()) dispatch_.give_way();
+}
+
+}  // namespace stepwell

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fetches beyond hits: what is asked of the core, and what becomes of the answer.
+#pragma once
+
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/machine/machine.h"
+
+namespace stepwell {
+
+class HandleTable;
+class ViewTable;
+class BackgroundErrors;
+class AccessRecorder;
+class AddressTable;
+class Placement;
+class PrivateBuffers;
+class OwedZeros;
+class TensorRegistry;
+class StreamOrder;
+class Sleepers;
+class HitPath;
+class Snapshots;
+class Prefetcher;
+class Wholes;
+
+class Fetches final : public DispatchHook, public AnswerListener {
+public:
+    Fetches(Dispatcher &dispatch, HandleTable &handles, Machine &machine, ViewTable &views,
+            BackgroundErrors &errors, AccessRecorder &recorder, AddressTable &addresses,
+            Placement &placement, PrivateBuffers &buffers, OwedZeros &zeros,
+            TensorRegistry &registry, StreamOrder &streams, Sleepers &sleepers, HitPath &hits,
+            Snapshots &snapshots, Prefetcher &prefetcher, Wholes &wholes)
+        : dispatch_(dispatch),
+          handles_(handles),
+          machine_(machine),
+          views_(views),
+          errors_(errors),
+          recorder_(recorder),
+          addresses_(addresses),
+          placement_(placement),
+          buffers_(buffers),
+          zeros_(zeros),
+          registry_(registry),
+          streams_(streams),
+          sleepers_(sleepers),
+          hits_(hits),
+          snapshots_(snapshots),
+          prefetcher_(prefetcher),
+          wholes_(wholes)
+    {
+    }
+    Fetches(const Fetches &) = delete;
+    Fetches &operator=(const Fetches &) = delete;
+
+    Status fetch(FetchPlan plan, stw_view *views_out);
+    Status fits(const std::vector<Range> &ranges);
+    Status prefetch(const std::vector<Range> &ranges);
+    Status share(const stw_view &view, stw_view *view_out);
+    Status evict(stw_tensor *const *tensors, uint32_t n, residency::PlaceId place,
+                 uint64_t timeout_ns);
+    Status start_fetch(Waiter &waiter);
+    Status sticky_errors(const FetchPlan &plan);
+    bool ask_privately(residency::Refused &refused, Commands &out) STW_REQUIRES(runtime_lock);
+    Status finish_fetch(Waiter &waiter, stw_view *views_out);
+    void undo_grants(const FetchPlan &plan, const std::vector<residency::Grant> &grants);
+
+    // A fetch was asked for that may wait for theirs.
+    std::atomic<bool> touches_give_way{false};
+
+    bool refused(residency::Refused &refused, residency::Instant now, Commands &out) override
+        STW_REQUIRES(runtime_lock);
+    void unlocked() override;
+    void answered(Waiter &waiter) override STW_REQUIRES(runtime_lock);
+
+private:
+    residency::FetchAsked asked_of(const Waiter &waiter) const;
+    void ask(Waiter &waiter, Commands &out) STW_REQUIRES(runtime_lock);
+    Status prepare_fetch(Waiter &waiter);
+    Status prepare_reduces(FetchPlan &plan);
+    void count_pinning_views(ErrorDetail &detail);
+    Status fill_views(Waiter &waiter, stw_view *views_out);
+    void open_view(uint32_t slot, const Range &range, const residency::Grant &grant,
+                   const Waiter &waiter, stw_view *views_out);
+    Status begin_streams(const Waiter &waiter);
+    Status fetch_once(FetchPlan plan, stw_view *views_out);
+
+    Dispatcher &dispatch_;
+    HandleTable &handles_;
+    Machine &machine_;
+    ViewTable &views_;
+    BackgroundErrors &errors_;
+    AccessRecorder &recorder_;
+    AddressTable &addresses_;
+    Placement &placement_;
+    PrivateBuffers &buffers_;
+    OwedZeros &zeros_;
+    TensorRegistry &registry_;
+    StreamOrder &streams_;
+    Sleepers &sleepers_;
+    HitPath &hits_;
+    Snapshots &snapshots_;
+    Prefetcher &prefetcher_;
+    Wholes &wholes_;
+};
+
+}  // namespace stepwell

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fetches that are collected later, and those who wait for them in no thread.
+#pragma once
+
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/machine/machine.h"
+
+namespace stepwell {
+
+class PrivateBuffers;
+class AccessRecorder;
+class StreamOrder;
+class Sleepers;
+class Snapshots;
+class Collectives;
+class Wholes;
+class Fetches;
+
+class Operations final : public AnswerListener {
+public:
+    Operations(Dispatcher &dispatch, PrivateBuffers &buffers, AccessRecorder &recorder,
+               StreamOrder &streams, Sleepers &sleepers, Snapshots &snapshots,
+               Collectives &collectives, Wholes &wholes, Fetches &fetches, Machine &machine,
+               uint32_t operations_max)
+        : dispatch_(dispatch),
+          buffers_(buffers),
+          recorder_(recorder),
+          streams_(streams),
+          sleepers_(sleepers),
+          snapshots_(snapshots),
+          collectives_(collectives),
+          wholes_(wholes),
+          fetches_(fetches),
+          machine_(machine),
+          operations_max_(operations_max)
+    {
+    }
+    Operations(const Operations &) = delete;
+    Operations &operator=(const Operations &) = delete;
+
+    Status fetch_async(FetchPlan plan, stw_operation **operation_out);
+    Status collect(stw_operation *operation, void *stream, stw_view *views_out, uint32_t n);
+    Status poll(stw_operation *operation);
+    Status wait(stw_operation *operation, uint64_t timeout_ns);
+    Status cancel(stw_operation *operation);
+    Status free_operation(stw_operation *operation);
+    // Those who wait in no thread (callbacks.cpp).
+    Status on_done(stw_operation *operation, stw_done_fn done, void *user);
+    Status notify_fd(stw_operation *operation, int fd);
+    void tell_end(Waiter &waiter) STW_REQUIRES(runtime_lock);
+    void stop_callbacks();
+    Status await_callbacks(residency::Instant deadline) STW_REQUIRES(runtime_lock);
+
+    uint32_t count STW_GUARDED_BY(runtime_lock) = 0;
+
+    void answered(Waiter &waiter) override STW_REQUIRES(runtime_lock);
+    void copied(Waiter &waiter) override;
+    void gathered(Waiter &waiter) override;
+
+private:
+    static Status freed_meanwhile();
+    void end_early(Waiter &waiter, Core &core, Commands &out) STW_REQUIRES(runtime_lock);
+    Status start_callbacks() STW_REQUIRES(runtime_lock);
+    void run_callbacks();
+    Waiter *next_callback(stw_status *status_out) STW_EXCLUDES(runtime_lock);
+    void end_callback(Waiter *waiter) STW_EXCLUDES(runtime_lock);
+
+    Dispatcher &dispatch_;
+    PrivateBuffers &buffers_;
+    AccessRecorder &recorder_;
+    StreamOrder &streams_;
+    Sleepers &sleepers_;
+    Snapshots &snapshots_;
+    Collectives &collectives_;
+    Wholes &wholes_;
+    Fetches &fetches_;
+    Machine &machine_;
+    const uint32_t operations_max_;
+    // Operations that are over, in that order.
+    Waiter *callbacks_first_ STW_GUARDED_BY(runtime_lock) = nullptr;
+    Waiter *callbacks_last_ STW_GUARDED_BY(runtime_lock) = nullptr;
+    // Of operations freed before they returned.
+    uint32_t callbacks_freed_ STW_GUARDED_BY(runtime_lock) = 0;
+    Condition callbacks_ready_;
+    bool callbacks_run_ STW_GUARDED_BY(runtime_lock) = false;  // the thread does
+    bool callbacks_end_ STW_GUARDED_BY(runtime_lock) = false;
+    pthread_t callbacks_thread_{};
+};
+
+}  // namespace stepwell

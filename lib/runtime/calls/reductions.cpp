@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gradients that become the library's: added by the update threads as sums of buffers are, from the
+// memory as it came, which is given back then.
+#include "lib/runtime/calls/reductions.h"
+
+#include "lib/runtime/calls/fetches.h"
+#include "lib/runtime/copies/chunks.h"
+#include "lib/runtime/copies/snapshots.h"
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/dispatch/errors.h"
+#include "lib/runtime/dispatch/snapshot.h"
+#include "lib/runtime/group/state.h"
+#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/ranks/collectives.h"
+#include "lib/runtime/ranks/sums.h"
+#include "lib/runtime/recording/recorder.h"
+#include "lib/runtime/tensors/buffers.h"
+#include "lib/runtime/tensors/placement.h"
+#include "lib/runtime/tensors/zeros.h"
+#include "lib/runtime/updates/tiers.h"
+#include "lib/runtime/views/ends.h"
+#include "lib/runtime/views/sleepers.h"
+
+#include <memory>
+#include <new>
+
+namespace stepwell {
+
+// A contribution, until its memory is given back.
+struct Adopted {
+    Reductions *owner = nullptr;
+    uint64_t bytes = 0;
+    stw_deleter_fn deleter = nullptr;
+    void *user = nullptr;
+
+    // On an update thread, when it was added or cannot be.
+    static void end(void *user, const Status &)
+    {
+        const std::unique_ptr<Adopted> mine(static_cast<Adopted *>(user));
+        if (mine->deleter) mine->deleter(mine->user);
+        mine->owner->give_adopted(mine->bytes);
+    }
+};
+
+// Room for it among what is held, or the wait for that.
+Status Reductions::take_adopted(const stw_tensor &gradient, uint64_t bytes, uint64_t timeout_ns)
+{
+    const residency::Instant begin = dispatch_.now();
+    const residency::Instant deadline = begin + dispatch_.timeout(timeout_ns);
+    MutexLock lock(dispatch_.mutex());
+    const auto has_room = [&]() STW_REQUIRES(runtime_lock) {
+        return adopted_bytes == 0 || adopted_bytes + bytes <= placement_.update_window();
+    };
+    bool waited = false;
+    while (!has_room()) {
+        waited = true;
+        STW_TRY(dispatch_.interrupted_since(begin));
+        // Where collectives stay on the callers' threads, sums may be behind some of this one's.
+        const bool goes_on = collectives_.works_here()
+                                 ? collectives_.wait_ranks(begin, deadline, has_room)
+                                 : dispatch_.wait_progress(deadline);
+        if (goes_on || begin <= dispatch_.interrupted_at()) continue;
+        return Status::error(
+            STW_ERROR_TIMEOUT,
+            "%s of gradient '%s' had no room among the memory that "
+            "stw_reduce_adopt may hold when the timeout passed: %s held; at most "
+            "%s, half of the %s tier's budget; release views of gradients, or "
+            "raise it",
+            bytes_text(bytes).c_str(), gradient.name.c_str(), bytes_text(adopted_bytes).c_str(),
+            bytes_text(placement_.update_window()).c_str(),
+            dispatch_.core.budget_blocks(machine_.tiers.host()) ? "host" : "device");
+    }
+    adopted_bytes += bytes;
+    if (waited) {
+        recorder_.add_stall_of(recorder_.current_step(), observe::Stall::kUpdate, gradient.id,
+                               begin, dispatch_.now());
+    }
+    return {};
+}
+
+void Reductions::give_adopted(uint64_t bytes)
+{
+    MutexLock lock(dispatch_.mutex());
+    adopted_bytes -= bytes;
+    dispatch_.note_progress();
+}
+
+Status Reductions::adopt(stw_tensor *gradient, const void *local, const stw_reduce_options &options,
+                         stw_deleter_fn deleter, void *user)
+{
+    STW_TRY(chunks_.check_dtype(gradient, options.dtype));
+    STW_TRY(errors_.of(gradient->id));
+    const Sharding *sharding = gradient->sharding.get();
+    update::Accumulation work;
+    work.gradient_dtype = gradient->dtype;
+    work.memory = local;
+    work.scratch_dtype = options.dtype ? options.dtype : gradient->dtype;
+    work.element_count = sharding ? sharding->elements() : gradient->elements;
+    work.scale = options.scale != 0.0 ? options.scale : 1.0;
+    if (!local && work.element_count > 0) {
+        return Status::error(STW_ERROR_INVALID,
+                             "no memory is given for gradient '%s'; where a rank has none, call "
+                             "stw_reduce",
+                             gradient->name.c_str());
+    }
+    const uint64_t bytes = work.element_count * (stw_dtype_bits(work.scratch_dtype) / 8);
+    auto mine = std::make_unique<Adopted>();
+    mine->owner = this;
+    mine->bytes = bytes;
+    mine->deleter = deleter;
+    mine->user = user;
+    STW_TRY(take_adopted(*gradient, bytes, options.timeout_ns));
+    const bool more = (options.flags & STW_REDUCE_MORE) != 0;
+    try {
+        Status status = sharding ? adopt_on_ranks(gradient, work, more, mine)
+                                 : adopt_here(gradient, work, mine);
+        if (!status.ok()) give_adopted(bytes);
+        return status;
+    } catch (const std::bad_alloc &) {
+        give_adopted(bytes);
+        throw;
+    }
+}
+
+// The last that can fail: it is the pipeline's then, and may be over before the call is.
+Status Reductions::start_adopted(update::Accumulation &work, std::unique_ptr<Adopted> &mine)
+{
+    work.done = Adopted::end;
+    work.done_user = mine.get();
+    if (work.element_count > 0) STW_TRY(machine_.pipeline->accumulate(work));
+    Adopted *const adopted = mine.release();
+    if (work.element_count == 0) Adopted::end(adopted, {});
+    return {};
+}
+
+Status Reductions::adopt_here(stw_tensor *gradient, update::Accumulation &work,
+                              std::unique_ptr<Adopted> &mine)
+{
+    STW_TRY(placement_.check_cpu_room());
+    STW_TRY(zeros_.write_zeros(gradient));
+    work.gradient = gradient->id;
+    work.gradient_elements = gradient->elements;
+    {
+        MutexLock lock(dispatch_.mutex());
+        recorder_.note_reduced(gradient, recorder_.current_step());
+    }
+    return start_adopted(work, mine);
+}
+
+// Into what this rank has of the sum, which goes out to all ranks behind it, in the order of calls.
+Status Reductions::adopt_on_ranks(stw_tensor *gradient, update::Accumulation &work, bool more,
+                                  std::unique_ptr<Adopted> &mine)
+{
+    STW_TRY(Status(machine_.ranks->group.broken()));
+    Sharding &sharding = *gradient->sharding;
+    Status status;
+    dispatch_.act([&](Core &, Commands &) STW_REQUIRES(runtime_lock) {
+        if (sharding.partial == residency::kNone) {
+            Result<residency::TensorId> made = buffers_.make_buffer(
+                *gradient, sharding.padded_elements() * (gradient->element_bits / 8));
+            status = std::move(made.status());
+            if (made.ok()) sharding.partial = made.value();
+        }
+        work.gradient = sharding.partial;
+        if (status.ok()) recorder_.note_reduced(gradient, recorder_.current_step());
+    });
+    STW_TRY(std::move(status));
+    work.gradient_elements = sharding.padded_elements();
+    STW_TRY(start_adopted(work, mine));
+    if (more) return {};
+    dispatch_.act([&](Core &, Commands &)
+                      STW_REQUIRES(runtime_lock) { sharding.partial = residency::kNone; });
+    // It is taken: what goes wrong from here on is the tensor's error, not the call's.
+    try {
+        status = sums_.queue_reduce(gradient, work.gradient, true, Status());
+    } catch (const std::bad_alloc &) {
+        status = Status::error(STW_ERROR_MEMORY, "no memory to queue the sum of gradient '%s'",
+                               gradient->name.c_str());
+    }
+    if (!status.ok()) pieces_.fail(gradient->id, status);
+    return {};
+}
+
+// Gathered, and copied from the whole.
+Status Reductions::read_whole(stw_tensor *tensor, void *destination, collective::Range asked,
+                              const stw_copy_options &options)
+{
+    FetchPlan plan;
+    Range range;
+    range.tensor = tensor;
+    range.place = machine_.ranks->place;
+    range.element_begin = asked.begin;
+    range.element_count = asked.count;
+    range.byte_begin = asked.begin * (tensor->element_bits / 8);
+    range.byte_count = asked.count * (tensor->element_bits / 8);
+    plan.gathered.push_back(range);
+    plan.step = recorder_.current_step();
+    plan.timeout_ns = options.timeout_ns;
+    stw_view view;
+    STW_TRY(fetches_.fetch(std::move(plan), &view));
+    if (asked.count > 0) {
+        const uint32_t dtype = options.dtype ? options.dtype : tensor->dtype;
+        copy_elements(destination, dtype, view.pointer, *tensor, asked.count);
+    }
+    return ends_.release(&view, 1, STW_STREAM_SYNCED, 0);
+}
+
+// By a view to add into: what is called for several ranks is one collective, or none with MORE.
+Status Reductions::reduce_over_ranks(stw_tensor *gradient, const void *local,
+                                     const stw_reduce_options &options)
+{
+    const bool more = (options.flags & STW_REDUCE_MORE) != 0;
+    if (!local && more) return errors_.of(gradient->id);
+    Range range;
+    range.tensor = gradient;
+    range.access = STW_REDUCE;
+    range.place = machine_.ranks->place;
+    range.element_count = gradient->sharding->elements();
+    range.byte_count = range.element_count * (gradient->element_bits / 8);
+    FetchPlan plan;
+    plan.ranges.push_back(range);
+    plan.step = recorder_.current_step();
+    plan.timeout_ns = options.timeout_ns;
+    plan.flags = STW_FETCH_WAIT_ROOM;
+    stw_view view;
+    STW_TRY(fetches_.fetch(std::move(plan), &view));
+    if (local && range.element_count > 0) {
+        kernels::accumulate(kernels::Reduce::kFirst, view.pointer, gradient->dtype, local,
+                            options.dtype ? options.dtype : gradient->dtype, range.element_count,
+                            options.scale != 0.0 ? options.scale : 1.0);
+    }
+    const uint32_t flags = (more ? uint32_t{STW_RELEASE_MORE} : 0) | (local ? 0 : kReleaseNothing);
+    return ends_.release(&view, 1, STW_STREAM_SYNCED, flags);
+}
+
+// One version, whole: a fetch into the caller's memory that waits for room.
+Status Reductions::read(stw_tensor *tensor, void *destination, const stw_copy_options &options)
+{
+    STW_TRY(chunks_.check_dtype(tensor, options.dtype));
+    collective::Range asked;
+    collective::Range part;
+    STW_TRY(chunks_.resolve_copy(*tensor, options, &asked, &part));
+    const bool whole =
+        tensor->sharding && tensor->sharding->is_sharded() && options.scope == STW_WHOLE;
+    if (whole) return read_whole(tensor, destination, asked, options);
+    Range range;
+    range.tensor = tensor;
+    range.into = destination;
+    range.dtype = options.dtype;
+    range.element_begin = part.begin;
+    range.element_count = part.count;
+    range.byte_begin = range.element_begin * (tensor->element_bits / 8);
+    range.byte_count = range.element_count * (tensor->element_bits / 8);
+    STW_TRY(errors_.of(tensor->id));
+    if (range.element_count == 0) return {};
+    Waiter waiter;
+    waiter.plan.copied.push_back(range);
+    waiter.plan.flags = STW_FETCH_WAIT_ROOM;
+    waiter.plan.timeout_ns = options.timeout_ns;
+    waiter.owner = recorder_.owner_number();
+    Status status = snapshots_.copy_out(waiter);
+    sleepers_.log_timeout(status);
+    return status;
+}
+
+Status Reductions::reduce(stw_tensor *gradient, const void *local,
+                          const stw_reduce_options &options)
+{
+    STW_TRY(chunks_.check_dtype(gradient, options.dtype));
+    if (gradient->sharding) return reduce_over_ranks(gradient, local, options);
+    if (!local) return errors_.of(gradient->id);
+    const uint32_t dtype = options.dtype ? options.dtype : gradient->dtype;
+    const uint64_t size = stw_dtype_bits(dtype) / 8;
+    const double scale = options.scale != 0.0 ? options.scale : 1.0;
+    const char *from = static_cast<const char *>(local);
+    bool asked = false;
+    kernels::Reduce mode = kernels::Reduce::kAdd;
+    Status status = chunks_.each_chunk(
+        gradient, residency::Access::kReadWrite, true, 0, gradient->elements, options.timeout_ns,
+        [&](void *chunk, uint64_t at, uint64_t n) {
+            // Empty counts as nothing: the first contribution is taken as it is.
+            if (!asked && pieces_.contents(gradient->id) == residency::Contents::kEmpty) {
+                mode = kernels::Reduce::kFirst;
+            }
+            asked = true;
+            kernels::accumulate(mode, chunk, gradient->dtype, from + at * size, dtype, n, scale);
+            return Status();
+        });
+    if (!status.ok()) return status;
+    MutexLock lock(dispatch_.mutex());
+    recorder_.note_reduced(gradient, recorder_.current_step());
+    return {};
+}
+
+}  // namespace stepwell

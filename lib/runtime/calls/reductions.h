@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads of whole tensors and contributions to gradients, over ranks as well.
+#pragma once
+
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/machine/machine.h"
+#include "lib/update/optimizer.h"
+
+namespace stepwell {
+
+struct Adopted;
+class BackgroundErrors;
+class AccessRecorder;
+class Placement;
+class PrivateBuffers;
+class OwedZeros;
+class ViewEnds;
+class Sleepers;
+class TierAccess;
+class ChunkCopies;
+class Snapshots;
+class Collectives;
+class Sums;
+class Fetches;
+
+class Reductions final {
+public:
+    Reductions(Dispatcher &dispatch, Machine &machine, BackgroundErrors &errors,
+               AccessRecorder &recorder, Placement &placement, PrivateBuffers &buffers,
+               OwedZeros &zeros, ViewEnds &ends, Sleepers &sleepers, TierAccess &pieces,
+               ChunkCopies &chunks, Snapshots &snapshots, Collectives &collectives, Sums &sums,
+               Fetches &fetches)
+        : dispatch_(dispatch),
+          machine_(machine),
+          errors_(errors),
+          recorder_(recorder),
+          placement_(placement),
+          buffers_(buffers),
+          zeros_(zeros),
+          ends_(ends),
+          sleepers_(sleepers),
+          pieces_(pieces),
+          chunks_(chunks),
+          snapshots_(snapshots),
+          collectives_(collectives),
+          sums_(sums),
+          fetches_(fetches)
+    {
+    }
+    Reductions(const Reductions &) = delete;
+    Reductions &operator=(const Reductions &) = delete;
+
+    Status read(stw_tensor *tensor, void *destination, const stw_copy_options &options);
+    Status reduce(stw_tensor *gradient, const void *local, const stw_reduce_options &options);
+    Status adopt(stw_tensor *gradient, const void *local, const stw_reduce_options &options,
+                 stw_deleter_fn deleter, void *user);
+
+    uint64_t adopted_bytes STW_GUARDED_BY(runtime_lock) =
+        0;  // of stw_reduce_adopt's, not given back
+
+    // Memory of a contribution was given back.
+    void give_adopted(uint64_t bytes);
+
+private:
+    Status take_adopted(const stw_tensor &gradient, uint64_t bytes, uint64_t timeout_ns);
+    Status start_adopted(update::Accumulation &work, std::unique_ptr<Adopted> &mine);
+    Status adopt_here(stw_tensor *gradient, update::Accumulation &work,
+                      std::unique_ptr<Adopted> &mine);
+    Status adopt_on_ranks(stw_tensor *gradient, update::Accumulation &work, bool more,
+                          std::unique_ptr<Adopted> &mine);
+    Status read_whole(stw_tensor *tensor, void *destination, collective::Range asked,
+                      const stw_copy_options &options);
+    Status reduce_over_ranks(stw_tensor *gradient, const void *local,
+                             const stw_reduce_options &options);
+
+    Dispatcher &dispatch_;
+    Machine &machine_;
+    BackgroundErrors &errors_;
+    AccessRecorder &recorder_;
+    Placement &placement_;
+    PrivateBuffers &buffers_;
+    OwedZeros &zeros_;
+    ViewEnds &ends_;
+    Sleepers &sleepers_;
+    TierAccess &pieces_;
+    ChunkCopies &chunks_;
+    Snapshots &snapshots_;
+    Collectives &collectives_;
+    Sums &sums_;
+    Fetches &fetches_;
+};
+
+}  // namespace stepwell

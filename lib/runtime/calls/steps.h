@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Phases and their steps.
+#pragma once
+
+#include "lib/observe/step_history.h"
+#include "lib/runtime/addresses/metadata.h"
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/recording/phase.h"
+
+namespace stepwell {
+
+class ViewTable;
+class BackgroundErrors;
+class AccessRecorder;
+class Placement;
+class StreamOrder;
+class ViewEnds;
+class TierAccess;
+class PlanStore;
+class Prefetcher;
+class VictimPolicy;
+class Wholes;
+class Meters;
+
+class Steps final : public DispatchHook, public MetadataUser {
+public:
+    Steps(Dispatcher &dispatch, Machine &machine, ViewTable &views, BackgroundErrors &errors,
+          AccessRecorder &recorder, Placement &placement, StreamOrder &streams, ViewEnds &ends,
+          TierAccess &pieces, PlanStore &plans, Prefetcher &prefetcher, VictimPolicy &victims,
+          Wholes &wholes, Meters &meters)
+        : dispatch_(dispatch),
+          machine_(machine),
+          views_(views),
+          errors_(errors),
+          recorder_(recorder),
+          placement_(placement),
+          streams_(streams),
+          ends_(ends),
+          pieces_(pieces),
+          plans_(plans),
+          prefetcher_(prefetcher),
+          victims_(victims),
+          wholes_(wholes),
+          meters_(meters)
+    {
+    }
+    Steps(const Steps &) = delete;
+    Steps &operator=(const Steps &) = delete;
+
+    Status create_phase(const char *name, stw_phase **phase_out);
+    Status destroy_phase(stw_phase *phase);
+    Status begin_step(stw_phase *phase);
+    Status end_step(stw_phase *phase, stw_step_stats *stats_out);
+    Status abort_step(stw_phase *phase, void *stream);
+    Status declare_step(stw_phase *phase, std::vector<DeclaredUse> uses);
+    void sample_tiers(residency::Instant time) STW_REQUIRES(runtime_lock);
+
+    observe::StepHistory history STW_GUARDED_BY(runtime_lock);
+    // When bytes per tier were recorded last.
+    residency::Instant sampled_ns_ STW_GUARDED_BY(runtime_lock) = 0;
+
+    void after_round(residency::Instant now, Commands &out) override STW_REQUIRES(runtime_lock);
+    [[nodiscard]] uint64_t metadata_bytes() const override STW_REQUIRES(runtime_lock)
+    {
+        return history.metadata_bytes();
+    }
+
+private:
+    void close_step(Phase &phase) STW_REQUIRES(runtime_lock);
+    void empty_behind(residency::TensorId tensor);
+
+    Dispatcher &dispatch_;
+    Machine &machine_;
+    ViewTable &views_;
+    BackgroundErrors &errors_;
+    AccessRecorder &recorder_;
+    Placement &placement_;
+    StreamOrder &streams_;
+    ViewEnds &ends_;
+    TierAccess &pieces_;
+    PlanStore &plans_;
+    Prefetcher &prefetcher_;
+    VictimPolicy &victims_;
+    Wholes &wholes_;
+    Meters &meters_;
+};
+
+}  // namespace stepwell

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies from the caller's memory into tensors, a chunk at a time.
+#pragma once
+
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/machine/machine.h"
+
+#include <functional>
+
+namespace stepwell {
+
+struct ChunkFetch;
+struct Copy;
+class BackgroundErrors;
+class AccessRecorder;
+class AddressTable;
+class RestoredTensors;
+class Placement;
+class OwedZeros;
+class TensorRegistry;
+class Sleepers;
+class TierAccess;
+
+class ChunkCopies final {
+public:
+    ChunkCopies(Dispatcher &dispatch, Machine &machine, BackgroundErrors &errors,
+                AccessRecorder &recorder, AddressTable &addresses, RestoredTensors &restored,
+                Placement &placement, OwedZeros &zeros, TensorRegistry &registry,
+                Sleepers &sleepers, TierAccess &pieces)
+        : dispatch_(dispatch),
+          machine_(machine),
+          errors_(errors),
+          recorder_(recorder),
+          addresses_(addresses),
+          restored_(restored),
+          placement_(placement),
+          zeros_(zeros),
+          registry_(registry),
+          sleepers_(sleepers),
+          pieces_(pieces)
+    {
+    }
+    ChunkCopies(const ChunkCopies &) = delete;
+    ChunkCopies &operator=(const ChunkCopies &) = delete;
+
+    // INVALID unless the dtypes are equal (or `dtype` 0), or both of those that convert.
+    static Status check_dtype(const stw_tensor *tensor, uint32_t dtype);
+    Status write(stw_tensor *tensor, const void *source, const stw_copy_options &options);
+    Status fill(stw_tensor *tensor, double value, const stw_copy_options &options);
+    Status resolve_copy(const stw_tensor &tensor, const stw_copy_options &options,
+                        collective::Range *asked_out, collective::Range *part_out) const;
+
+    // Calls body(pointer, element_begin, count) for each piece of the range that lies in one block.
+    // Exclusive: the tensor is claimed, so that no other thread sees it half done.
+    using ChunkBody = std::function<Status(void *chunk, uint64_t begin, uint64_t count)>;
+    Status each_chunk(stw_tensor *tensor, residency::Access access, bool exclusive,
+                      uint64_t element_begin, uint64_t element_count, uint64_t timeout_ns,
+                      const ChunkBody &body);
+
+private:
+    [[nodiscard]] uint64_t chunk_elements(const Copy &copy, uint64_t at) const;
+    void ask_chunk(ChunkFetch &chunk, Copy &copy);
+    void *chunk_pointer(const ChunkFetch &chunk, const Copy &copy);
+    void release_chunk(const ChunkFetch &chunk, const Copy &copy);
+
+    Dispatcher &dispatch_;
+    Machine &machine_;
+    BackgroundErrors &errors_;
+    AccessRecorder &recorder_;
+    AddressTable &addresses_;
+    RestoredTensors &restored_;
+    Placement &placement_;
+    OwedZeros &zeros_;
+    TensorRegistry &registry_;
+    Sleepers &sleepers_;
+    TierAccess &pieces_;
+};
+
+}  // namespace stepwell

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// The thread that makes the copies of operations: chunks of all of them in turn, as they are
+// granted, so that one that waits keeps no other from going on.
+#include "lib/runtime/copies/snapshots.h"
+
+#include "lib/runtime/addresses/addresses.h"
+#include "lib/runtime/copies/chunks.h"
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/dispatch/snapshot.h"
+#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/recording/recorder.h"
+#include "lib/runtime/tensors/buffers.h"
+#include "lib/runtime/tensors/placement.h"
+#include "lib/runtime/tensors/zeros.h"
+#include "lib/runtime/views/ends.h"
+#include "lib/runtime/views/hits.h"
+#include "lib/runtime/views/sleepers.h"
+#include "lib/support/signals.h"
+
+#include <algorithm>
+#include <system_error>
+
+namespace stepwell {
+
+Status cancelled()
+{
+    return Status::error(STW_ERROR_CANCELLED, "the operation was cancelled");
+}
+
+Status Snapshots::start_copier()
+{
+    MutexLock lock(dispatch_.mutex());
+    if (copier_.joinable()) return {};
+    copier_stops_ = false;
+    const SignalsBlocked signals;
+    try {
+        copier_ = std::thread([this] { run_copier(); });
+    } catch (const std::system_error &error) {
+        return Status::os_error(STW_ERROR_LIMIT, error.code().value(),
+                                "no thread for the copies of operations");
+    }
+    return {};
+}
+
+void Snapshots::stop_copier()
+{
+    {
+        MutexLock lock(dispatch_.mutex());
+        copier_stops_ = true;
+    }
+    copier_wakes_.notify_all();
+    if (copier_.joinable()) copier_.join();
+}
+
+void Snapshots::run_copier()
+{
+    MutexLock lock(dispatch_.mutex());
+    for (;;) {
+        while (!copier_stops_ && copier_queue.empty()) copier_wakes_.wait(dispatch_.mutex());
+        if (copier_queue.empty()) return;
+        Snapshot &work = *copier_queue.front();
+        copier_queue.pop_front();
+        const MutexUnlock unlocked(dispatch_.mutex());
+        copy_chunk(work);
+        if (!next_chunk(work)) work.whole->listener->copied(*work.whole);
+    }
+}
+
+// Copies first, then what is to be pinned is asked for. Starts nothing that can block.
+Status Snapshots::start_snapshot(Waiter &waiter)
+{
+    STW_TRY(start_copier());
+    STW_TRY(prepare_snapshot(waiter));
+    Snapshot &work = *waiter.snapshot;
+    work.chunk.user = &work;
+    work.chunk.call = [](Waiter &chunk) {
+        auto *granted = static_cast<Snapshot *>(chunk.user);
+        Snapshots &owner = *granted->owner;
+        MutexLock lock(owner.dispatch_.mutex());
+        // Who cancels may wait for the end.
+        if (granted->whole->cancelled) {
+            owner.copier_queue.push_front(granted);
+        } else {
+            owner.copier_queue.push_back(granted);
+        }
+        owner.copier_wakes_.notify_one();
+    };
+    if (!next_chunk(work)) waiter.listener->copied(waiter);
+    return {};
+}
+
+void Snapshots::forget(const Waiter &waiter)
+{
+    std::erase(under_way, waiter.snapshot.get());
+}
+
+void Snapshots::interrupted(residency::Instant)
+{
+    for (Snapshot *work : under_way) work->whole->cv.notify_all();
+}
+
+}  // namespace stepwell

@@ -1,0 +1,464 @@
+// SPDX-License-Identifier: Apache-2.0
+// stw_commit: the cut, the write-back of what is newest nearer, the vote. The caller's thread, or
+// the one of the collectives where there are several ranks.
+#include "lib/runtime/durable/commits.h"
+
+#include "lib/collective/commit.h"
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/dispatch/errors.h"
+#include "lib/runtime/durable/opening.h"
+#include "lib/runtime/group/state.h"
+#include "lib/runtime/handles/table.h"
+#include "lib/runtime/handles/views.h"
+#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/optimizers/table.h"
+#include "lib/runtime/ranks/collectives.h"
+#include "lib/runtime/ranks/shards.h"
+#include "lib/runtime/recording/recorder.h"
+#include "lib/runtime/restored/durable.h"
+#include "lib/runtime/restored/restored.h"
+#include "lib/runtime/tensors/registry.h"
+#include "lib/runtime/tensors/zeros.h"
+#include "lib/runtime/updates/body.h"
+#include "lib/support/assert.h"
+
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstring>
+#include <ctime>
+#include <utility>
+
+namespace stepwell {
+
+// Neighbouring blocks of a tensor that have bytes.
+struct BlockRun {
+    stw_tensor *tensor = nullptr;
+    residency::BlockId first = residency::kNone;
+    uint32_t count = 0;
+    uint64_t byte_begin = 0;
+    uint64_t byte_count = 0;
+};
+
+// What a generation keeps so far: each slot once, and which one a block's is.
+struct KeptBlocks {
+    std::vector<store::Placement> blocks;
+    std::map<std::pair<uint32_t, uint32_t>, uint32_t> by_slot;
+    std::unordered_map<residency::BlockId, uint32_t> by_block;
+
+    void add(residency::BlockId block, const store::Placement &place)
+    {
+        const auto next = static_cast<uint32_t>(blocks.size());
+        const auto [at, added] = by_slot.try_emplace({place.path, place.slot}, next);
+        if (added) blocks.push_back(place);
+        by_block[block] = at->second;
+    }
+};
+
+namespace {
+
+using residency::Access;
+
+constexpr uint32_t kBlocksAtOnce = 64;  // that a commit writes back and holds
+
+uint64_t random_token()
+{
+    uint64_t token = 0;
+    while (token == 0) {
+        if (getrandom(&token, sizeof token, 0) != sizeof token) token = 0;
+    }
+    return token;
+}
+
+uint64_t unix_time_ns()
+{
+    timespec time{};
+    clock_gettime(CLOCK_REALTIME, &time);
+    return static_cast<uint64_t>(time.tv_sec) * 1000000000ull + static_cast<uint64_t>(time.tv_nsec);
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------------------------- the call ----
+
+// Under the lock.
+Status Commits::durable_view_open()
+{
+    for (uint32_t index = 0; index < views_.slots_used(); ++index) {
+        if (!views_.is_open(index)) continue;
+        const stw_tensor *tensor = views_.slot(index).tensor;
+        if ((tensor->flags & STW_TENSOR_DURABLE) == 0) continue;
+        Status status = Status::error(STW_ERROR_BUSY,
+                                      "durable tensor '%s' has an open view, so what a generation "
+                                      "would have of it is not settled; release it first",
+                                      tensor->name.c_str());
+        status.mutable_detail().tensor = tensor->name;
+        return status;
+    }
+    return {};
+}
+
+// In the call: what is asked for later comes behind this claim on every rank, and behind its place
+// among the collectives.
+Status Commits::begin_commit(const std::shared_ptr<CommitWork> &work)
+{
+    std::unique_ptr<Collective> next;
+    if (machine_.ranks) {
+        next = std::make_unique<Collective>();
+        next->kind = Collective::Kind::kCommit;
+        next->name = restored_.durable->name;
+        next->commit = work;
+    }
+    Status status;
+    dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {
+        if (restored_.durable->tensors.commits) {
+            status = Status::error(STW_ERROR_BUSY, "another thread is in stw_commit");
+            return;
+        }
+        recorder_.drain_hits();
+        for (stw_tensor *tensor = handles_.first(); tensor; tensor = tensor->notes.next) {
+            if (tensor->flags & STW_TENSOR_DURABLE) work->tensors.push_back(tensor);
+        }
+        restored_.durable->tensors.commits = true;
+        work->cause = durable_view_open();
+        restored_.note_left_out(work.get());
+        if (work->cause.ok()) work->claim = core.claim(true);
+        for (const stw_tensor *tensor : work->tensors) {
+            if (work->claim != 0) core.claim_tensor(work->claim, tensor->id);
+        }
+        if (next) collectives_.queue_collective(std::move(next));
+    });
+    return status;
+}
+
+Status Commits::commit(const stw_commit_options &options, uint64_t *generation_out)
+{
+    dispatch_.give_way();
+    if (!restored_.durable) {
+        return Status::error(STW_ERROR_INVALID,
+                             "the runtime '%s' keeps nothing, so there is nothing to commit: open "
+                             "it with a store_name",
+                             machine_.name.c_str());
+    }
+    auto work = std::make_shared<CommitWork>();
+    work->complete = (options.flags & STW_COMMIT_COMPLETE) != 0;
+    work->label = options.label ? options.label : "";
+    work->metadata.assign(static_cast<const char *>(options.metadata),
+                          options.metadata ? options.metadata_bytes : 0);
+    const residency::Instant begin = dispatch_.now();
+    work->deadline = begin + dispatch_.timeout(options.timeout_ns);
+    // What reads as zeros and shares its block gets them on the way: they are contents too.
+    STW_TRY(zeros_.write_all_zeros());
+    STW_TRY(begin_commit(work));
+    if (!machine_.ranks) {
+        run_commit(*work);
+    } else {
+        MutexLock lock(dispatch_.mutex());
+        if (!collectives_.wait_ranks(begin, work->deadline,
+                                     [&]() STW_REQUIRES(runtime_lock) { return work->done; })) {
+            STW_TRY(dispatch_.interrupted_since(begin));
+            return Status::error(STW_ERROR_TIMEOUT,
+                                 "the ranks had not voted on a generation of the store '%s' when "
+                                 "the timeout passed; it goes on, and is one if all ranks come to "
+                                 "it",
+                                 restored_.durable->name.c_str());
+        }
+    }
+    STW_TRY(std::move(work->status));
+    if (generation_out) *generation_out = work->generation;
+    return {};
+}
+
+// --------------------------------------------------------------------------------- its turn ----
+
+void Commits::run_commit(CommitWork &work)
+{
+    Status status;
+    try {
+        status = commit_over_ranks(work);
+    } catch (const std::bad_alloc &) {
+        status = Status::error(STW_ERROR_MEMORY, "no memory for the tables of a generation");
+    }
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
+        for (const stw_tensor *tensor : work.tensors) {
+            if (work.claim != 0) core.unclaim_tensor(work.claim, tensor->id, false, out);
+        }
+        restored_.durable->tensors.infos = restored_.durable->generations->infos();
+        if (status.ok()) {
+            work.generation = restored_.durable->tensors.infos.front().id.number;
+            restored_.note_kept(work);
+        }
+        restored_.durable->tensors.commits = false;
+        work.status = std::move(status);
+        work.done = true;
+        recorder_.plan_due = true;
+    });
+}
+
+// The two exchanges, and what this rank does before and between them.
+Status Commits::commit_over_ranks(CommitWork &work)
+{
+    collective::Commit commit(*restored_.durable->generations, restored_.durable->name,
+                              random_token(), work.cause);
+    std::vector<collective::Record> ranks;
+    bool heard = false;
+    Status agreed = opening_.agree_store(commit.opening(), ranks, &heard);
+    STW_TRY(commit.opened(std::move(agreed), ranks));
+    Result<store::Manifest> manifest = Status::remark(STW_ERROR_MEMORY);
+    try {
+        manifest = write_generation(work, commit.set());
+    } catch (const std::bad_alloc &) {
+        // The others hear of it, as of any other reason.
+    }
+    commit.prepare(std::move(manifest));
+    agreed = opening_.agree_store(commit.ballot(), ranks, &heard);
+    return commit.close(std::move(agreed), heard);
+}
+
+// Until everything that was called for before has had its turn with the tensors, and nobody has
+// them: from then on they stay what they are. A pin in a gate that goes tells nobody, so it looks
+// again by itself.
+Status Commits::await_claims(const CommitWork &work)
+{
+    MutexLock lock(dispatch_.mutex());
+    for (const stw_tensor *tensor : work.tensors) {
+        while (dispatch_.core.claimed_by(tensor->id) != work.claim ||
+               dispatch_.core.in_use(tensor->id)) {
+            constexpr residency::Instant kLookAgainNs = 5'000'000;
+            const residency::Instant time = dispatch_.now();
+            if (time < work.deadline) {
+                (void)dispatch_.wait_progress(std::min(work.deadline, time + kLookAgainNs));
+                continue;
+            }
+            return Status::error(STW_ERROR_TIMEOUT,
+                                 "an update, a sum or a write of %s, or a fetch of it "
+                                 "whose views were not collected, was not over when the timeout of "
+                                 "the commit passed",
+                                 tensor_text(tensor->name).c_str());
+        }
+    }
+    return {};
+}
+
+// Under the claims, so that contents stay what they are.
+std::vector<BlockRun> Commits::runs_of(const CommitWork &work) const
+{
+    std::vector<BlockRun> runs;
+    for (stw_tensor *tensor : work.tensors) {
+        if (dispatch_.core.contents(tensor->id) == residency::Contents::kEmpty) continue;
+        if (work.stale.count(tensor->id) > 0) continue;
+        const residency::TensorBlocks lies = dispatch_.core.blocks_of(tensor->id);
+        const uint64_t bytes = dispatch_.core.spec(tensor->id).bytes;
+        for (uint32_t i = 0; i < lies.count; ++i) {
+            if (!dispatch_.core.has_bytes(lies.first + i)) continue;
+            const uint64_t begin = i == 0 ? 0 : i * machine_.block_bytes - lies.offset;
+            const uint64_t end = std::min(bytes, (i + 1) * machine_.block_bytes - lies.offset);
+            BlockRun *last = runs.empty() ? nullptr : &runs.back();
+            const bool follows = last && last->tensor == tensor &&
+                                 last->first + last->count == lies.first + i &&
+                                 last->count < kBlocksAtOnce;
+            if (!follows) {
+                runs.push_back({tensor, lies.first + i, 1, begin, end - begin});
+                continue;
+            }
+            ++last->count;
+            last->byte_count += end - begin;
+        }
+    }
+    return runs;
+}
+
+// What is newest nearer is written back, what is at nvme already is left there; held until the
+// store keeps it.
+Status Commits::keep_runs(const CommitWork &work, const BlockRun *runs, size_t n, uint32_t set,
+                          KeptBlocks *kept)
+{
+    residency::FetchAsked asked;
+    asked.claim = work.claim;
+    asked.flags = residency::kFetchInternal | residency::kFetchWaitRoom;
+    asked.deadline = work.deadline;
+    for (size_t i = 0; i < n; ++i) {
+        asked.requests.push_back({runs[i].tensor->id, Access::kRead, machine_.tiers.nvme(),
+                                  runs[i].byte_begin, runs[i].byte_count});
+    }
+    Waiter waiter;
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
+        waiter.fetch = core.fetch(asked, dispatch_.now(), out);
+        dispatch_.expect(waiter);
+        dispatch_.arm_timer(asked.deadline);
+    });
+    {
+        MutexLock lock(dispatch_.mutex());
+        while (!waiter.done) waiter.cv.wait(dispatch_.mutex());
+    }
+    STW_TRY(std::move(waiter.status));
+    Status status;
+    try {
+        for (size_t i = 0; i < n && status.ok(); ++i) {
+            for (uint32_t block = 0; block < runs[i].count && status.ok(); ++block) {
+                Result<store::Placement> place =
+                    machine_.engine->store()->keep(runs[i].first + block, set);
+                if (place.ok()) kept->add(runs[i].first + block, place.value());
+                status = std::move(place.status());
+            }
+        }
+    } catch (const std::bad_alloc &) {
+        status = Status::remark(STW_ERROR_MEMORY);
+    }
+    shards_.give_pieces(waiter, asked, false);
+    return status;
+}
+
+store::StoredTensor Commits::describe_stored(const stw_tensor &tensor, bool empty,
+                                             const KeptBlocks &kept) const
+{
+    const residency::TensorBlocks lies = dispatch_.core.blocks_of(tensor.id);
+    store::StoredTensor stored;
+    stored.name = tensor.name;
+    stored.words = registry_.words_of(tensor);
+    stored.bytes = dispatch_.core.spec(tensor.id).bytes;
+    stored.offset = lies.offset;
+    if (lies.shares) stored.flags |= store::StoredTensor::kShares;
+    if (empty || dispatch_.core.contents(tensor.id) == residency::Contents::kEmpty) return stored;
+    stored.flags |= store::StoredTensor::kHasContents;
+    for (uint32_t i = 0; i < lies.count; ++i) {
+        const auto block = kept.by_block.find(lies.first + i);
+        stored.blocks.push_back(block == kept.by_block.end() ? store::kNoBlock : block->second);
+    }
+    // Zeros alone, in a block that nobody has written to: as if it had never been written either.
+    const bool nothing = lies.shares && stored.blocks[0] == store::kNoBlock;
+    if (nothing) stored.flags &= ~uint32_t{store::StoredTensor::kHasContents};
+    if (nothing) stored.blocks.clear();
+    return stored;
+}
+
+std::vector<OptimizerBody *> Commits::durable_optimizers()
+{
+    std::vector<OptimizerBody *> bodies;
+    MutexLock lock(dispatch_.mutex());
+    for (const std::unique_ptr<OptimizerBody> &body : optimizers_.bodies) {
+        if (body->durable && body->handle) bodies.push_back(body.get());
+    }
+    return bodies;
+}
+
+// Of what is updated behind its call the tensor's claim has waited, and the count is behind that.
+std::vector<store::StoredCount> Commits::count_updates()
+{
+    std::vector<store::StoredCount> counts;
+    for (OptimizerBody *body : durable_optimizers()) {
+        MutexLock changes(body->changes);
+        if (!body->optimizer) continue;  // it has ended meanwhile
+        for (const stw_tensor *tensor : optimizers_.held_by(*body)) {
+            Result<uint64_t> count = body->optimizer->completed(tensor->id);
+            if (count.ok()) counts.push_back({body->name + "." + tensor->name, count.value()});
+        }
+    }
+    return counts;
+}
+
+// This rank's part, in the set of the attempt.
+Result<store::Manifest> Commits::write_generation(CommitWork &work, uint32_t set)
+{
+    STW_TRY(await_claims(work));
+    // A master that is older than its parameter would be taken for the newer one after a resume.
+    for (OptimizerBody *body : durable_optimizers()) {
+        MutexLock changes(body->changes);
+        if (!body->optimizer) continue;  // it has ended meanwhile
+        for (const residency::TensorId master : body->optimizer->stale_masters())
+            work.stale.insert(master);
+    }
+    std::vector<BlockRun> runs;
+    {
+        MutexLock lock(dispatch_.mutex());
+        for (const stw_tensor *tensor : work.tensors) {
+            if (const Status *failed = errors_.find(tensor->id)) return *failed;
+        }
+        runs = runs_of(work);
+    }
+    KeptBlocks kept;
+    for (size_t begin = 0; begin < runs.size();) {
+        size_t end = begin;
+        uint32_t blocks = 0;
+        while (end < runs.size() && (end == begin || blocks + runs[end].count <= kBlocksAtOnce)) {
+            blocks += runs[end++].count;
+        }
+        STW_TRY(keep_runs(work, &runs[begin], end - begin, set, &kept));
+        begin = end;
+    }
+    store::Manifest manifest;
+    manifest.time_unix_ns = unix_time_ns();
+    manifest.left_out = work.left_out;
+    manifest.label = std::move(work.label);
+    manifest.metadata = std::move(work.metadata);
+    manifest.counts = count_updates();
+    MutexLock lock(dispatch_.mutex());
+    for (const stw_tensor *tensor : work.tensors) {
+        const bool empty = work.stale.count(tensor->id) > 0;
+        manifest.tensors.push_back(describe_stored(*tensor, empty, kept));
+    }
+    manifest.blocks = std::move(kept.blocks);
+    return manifest;
+}
+
+// ---------------------------------------------------------------------------------- questions ----
+
+Status Commits::no_generation(uint64_t generation) const
+{
+    std::string there;
+    for (const store::GenerationInfo &info : restored_.durable->tensors.infos) {
+        there += format_text("%s%" PRIu64, there.empty() ? "" : ", ", info.id.number);
+    }
+    return Status::error(STW_ERROR_NOT_FOUND, "the store '%s' has no generation%s; it has %s",
+                         restored_.durable->name.c_str(),
+                         generation ? format_text(" %" PRIu64, generation).c_str() : " yet",
+                         there.empty() ? "none" : there.c_str());
+}
+
+// Under the lock.
+const store::GenerationInfo *Commits::info_of(uint64_t generation) const
+{
+    for (const store::GenerationInfo &info : restored_.durable->tensors.infos) {
+        if (generation == 0 || info.id.number == generation) return &info;
+    }
+    return nullptr;
+}
+
+Status Commits::generation_info(uint64_t generation, stw_generation_info *info_out)
+{
+    if (!restored_.durable)
+        return Status::error(STW_ERROR_INVALID, "the runtime has no store_name");
+    MutexLock lock(dispatch_.mutex());
+    const store::GenerationInfo *found = info_of(generation);
+    if (!found) return no_generation(generation);
+    stw_generation_info info{};
+    info.struct_size = std::min<uint32_t>(info_out->struct_size, sizeof info);
+    info.ranks = restored_.durable->ranks;
+    info.generation = found->id.number;
+    info.tensors = found->tensors;
+    info.bytes = found->bytes;
+    info.metadata_bytes = found->metadata.size();
+    info.time_unix_ns = found->time_unix_ns;
+    info.left_out = found->left_out;
+    const size_t length = std::min<size_t>(found->label.size(), STW_LABEL_BYTES_MAX);
+    std::memcpy(info.label, found->label.data(), length);
+    std::memcpy(info_out, &info, info.struct_size);
+    return {};
+}
+
+Status Commits::generation_metadata(uint64_t generation, void *buffer, uint64_t capacity_bytes,
+                                    uint64_t *bytes_out)
+{
+    if (!restored_.durable)
+        return Status::error(STW_ERROR_INVALID, "the runtime has no store_name");
+    MutexLock lock(dispatch_.mutex());
+    const store::GenerationInfo *found = info_of(generation);
+    if (!found) return no_generation(generation);
+    const uint64_t count = std::min<uint64_t>(capacity_bytes, found->metadata.size());
+    if (count > 0) std::memcpy(buffer, found->metadata.data(), count);
+    *bytes_out = found->metadata.size();
+    return {};
+}
+
+}  // namespace stepwell

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Generations: one commit at a time, a collective where there are ranks.
+#pragma once
+
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/ranks/collectives.h"
+#include "lib/runtime/restored/durable.h"
+#include "lib/store/generations.h"
+#include "lib/store/manifest.h"
+
+namespace stepwell {
+
+struct BlockRun;
+struct KeptBlocks;
+struct OptimizerBody;
+class HandleTable;
+class ViewTable;
+class BackgroundErrors;
+class AccessRecorder;
+class RestoredTensors;
+class OwedZeros;
+class TensorRegistry;
+class Shards;
+class Collectives;
+class OptimizerTable;
+class DurableOpen;
+
+class Commits final : public CollectiveRunner {
+public:
+    Commits(Dispatcher &dispatch, HandleTable &handles, Machine &machine, ViewTable &views,
+            BackgroundErrors &errors, AccessRecorder &recorder, RestoredTensors &restored,
+            OwedZeros &zeros, TensorRegistry &registry, Shards &shards, Collectives &collectives,
+            OptimizerTable &optimizers, DurableOpen &opening)
+        : dispatch_(dispatch),
+          handles_(handles),
+          machine_(machine),
+          views_(views),
+          errors_(errors),
+          recorder_(recorder),
+          restored_(restored),
+          zeros_(zeros),
+          registry_(registry),
+          shards_(shards),
+          collectives_(collectives),
+          optimizers_(optimizers),
+          opening_(opening)
+    {
+    }
+    Commits(const Commits &) = delete;
+    Commits &operator=(const Commits &) = delete;
+
+    Status commit(const stw_commit_options &options, uint64_t *generation_out);
+    Status generation_info(uint64_t generation, stw_generation_info *info_out);
+    Status generation_metadata(uint64_t generation, void *buffer, uint64_t capacity_bytes,
+                               uint64_t *bytes_out);
+    void run_commit(CommitWork &work);
+
+    void run(Collective &work) override { run_commit(*work.commit); }
+
+private:
+    Status begin_commit(const std::shared_ptr<CommitWork> &work);
+    [[nodiscard]] Status durable_view_open();
+    Status commit_over_ranks(CommitWork &work);
+    Result<store::Manifest> write_generation(CommitWork &work, uint32_t set);
+    Status await_claims(const CommitWork &work);
+    std::vector<BlockRun> runs_of(const CommitWork &work) const STW_REQUIRES(runtime_lock);
+    Status keep_runs(const CommitWork &work, const BlockRun *runs, size_t n, uint32_t set,
+                     KeptBlocks *kept);
+    store::StoredTensor describe_stored(const stw_tensor &tensor, bool empty,
+                                        const KeptBlocks &kept) const STW_REQUIRES(runtime_lock);
+    std::vector<OptimizerBody *> durable_optimizers();
+    std::vector<store::StoredCount> count_updates();
+    [[nodiscard]] const store::GenerationInfo *info_of(uint64_t generation) const
+        STW_REQUIRES(runtime_lock);
+    [[nodiscard]] Status no_generation(uint64_t generation) const STW_REQUIRES(runtime_lock);
+
+    Dispatcher &dispatch_;
+    HandleTable &handles_;
+    Machine &machine_;
+    ViewTable &views_;
+    BackgroundErrors &errors_;
+    AccessRecorder &recorder_;
+    RestoredTensors &restored_;
+    OwedZeros &zeros_;
+    TensorRegistry &registry_;
+    Shards &shards_;
+    Collectives &collectives_;
+    OptimizerTable &optimizers_;
+    DurableOpen &opening_;
+};
+
+}  // namespace stepwell

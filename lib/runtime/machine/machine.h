@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a runtime opened: tiers and what moves, orders and updates bytes in them. Constant from the
+// end of open to close; each part has a lock of its own where it needs one.
+#pragma once
+
+#include "lib/memory/host_pins.h"
+#include "lib/memory/scratch.h"
+#include "lib/memory/tiers.h"
+#include "lib/observe/timeline.h"
+#include "lib/residency/types.h"
+#include "lib/support/status.h"
+#include "lib/transfer/engine.h"
+#include "lib/transfer/stream_ordering.h"
+#include "lib/update/optimizer.h"
+
+#include <stepwell/driver.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace stepwell {
+
+class Touches;
+struct Ranks;
+
+struct Machine {
+    Machine(std::string runtime_name, stw_runtime *runtime_handle, uint64_t bytes_of_block,
+            uint32_t devices);
+    ~Machine();
+    Machine(const Machine &) = delete;
+    Machine &operator=(const Machine &) = delete;
+
+    // ---- scratch memory of the program, in the host tier ---------------------------------------
+    void open_scratch(uint64_t bytes);
+    Result<void *> take_scratch(uint64_t bytes, uint64_t align_bytes);
+    Status give_scratch(void *pointer);
+    [[nodiscard]] uint64_t scratch_pieces() const { return scratch ? scratch->usage().pieces : 0; }
+    // Of the host tier, for staging and scratch memory.
+    [[nodiscard]] uint64_t kept_bytes() const
+    {
+        return staging_bytes + (scratch ? scratch->usage().bytes : 0);
+    }
+
+    const std::string name;  // of the runtime
+    stw_runtime *const handle;
+    const uint64_t block_bytes;
+    residency::Instant opened_ns = 0;
+    stw_services services{};
+    std::unique_ptr<observe::Timeline> timeline;
+    memory::TierSet tiers;
+    uint64_t staging_bytes = 0;
+    uint32_t staging_blocks = 0;
+    std::unique_ptr<memory::Scratch> scratch;  // in the host tier's memory; null: none was kept
+    std::unique_ptr<transfer::StreamOrdering> ordering;
+    std::unique_ptr<transfer::Engine> engine;
+    std::unique_ptr<Touches> touches;  // null: an access without a view is undefined
+    // Null: no device has streams, or there is no host tier.
+    std::unique_ptr<memory::HostPins> pins;
+    std::unique_ptr<Ranks> ranks;                // null: one rank
+    std::unique_ptr<update::Pipeline> pipeline;  // outlives the optimizers that use it
+};
+
+}  // namespace stepwell

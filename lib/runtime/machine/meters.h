@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bytes and time on the links of this runtime, those between ranks included.
+#pragma once
+
+#include "lib/collective/group.h"
+#include "lib/observe/step_stats.h"
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/machine/machine.h"
+
+namespace stepwell {
+
+inline constexpr uint32_t kLinkNumbers[] = {STW_LINK_NVME_TO_HOST,   STW_LINK_HOST_TO_NVME,
+                                            STW_LINK_HOST_TO_DEVICE, STW_LINK_DEVICE_TO_HOST,
+                                            STW_LINK_NVME_TO_DEVICE, STW_LINK_DEVICE_TO_NVME};
+
+inline bool ends_at_host(uint32_t link)
+{
+    return link == STW_LINK_NVME_TO_HOST || link == STW_LINK_HOST_TO_NVME;
+}
+
+class Meters final {
+public:
+    Meters(Dispatcher &dispatch, Machine &machine) : dispatch_(dispatch), machine_(machine) {}
+    Meters(const Meters &) = delete;
+    Meters &operator=(const Meters &) = delete;
+
+    Status rank_stats(stw_link_stats *stats_out) const;
+    [[nodiscard]] collective::GroupTotals rank_totals() const;
+    void record_ranks(residency::TensorId tensor, residency::Instant begin, uint64_t bytes_before);
+    std::vector<observe::LinkTotal> link_totals() const;
+
+private:
+    Dispatcher &dispatch_;
+    Machine &machine_;
+};
+
+}  // namespace stepwell

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// The threads that serve faults, and the views that faults left open. A fault that waits for a view
+// of another thread must not keep that thread's own fault waiting, so there is a thread for each.
+#include "lib/runtime/machine/touches.h"
+
+#include "lib/support/signals.h"
+
+#include <algorithm>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+namespace stepwell {
+
+using residency::PlaceId;
+
+namespace {
+
+thread_local bool serves = false;
+
+}  // namespace
+
+Status Touches::open()
+{
+    Result<std::unique_ptr<FaultWatch>> watch = FaultWatch::open();
+    if (!watch.ok()) return std::move(watch.status());
+    watch_ = watch.take();
+    MutexLock lock(mutex_);
+    return start_thread();
+}
+
+Status Touches::start_thread()
+{
+    const SignalsBlocked signals;
+    try {
+        threads_.emplace_back([this] { run(); });
+    } catch (const std::system_error &error) {
+        return Status::os_error(STW_ERROR_LIMIT, error.code().value(), "no thread for faults");
+    }
+    ++idle_;
+    return {};
+}
+
+void Touches::close()
+{
+    std::vector<std::thread> threads;
+    {
+        MutexLock lock(mutex_);
+        closing_ = true;
+        threads.swap(threads_);
+    }
+    if (watch_) watch_->end(static_cast<uint32_t>(threads.size()));
+    for (std::thread &thread : threads) thread.join();
+    watch_.reset();
+}
+
+void Touches::run()
+{
+    while (MemoryFault *fault = watch_->take()) {
+        {
+            MutexLock lock(mutex_);
+            --idle_;
+            if (idle_ == 0 && !closing_ && threads_.size() < kThreadsMax) (void)start_thread();
+        }
+        serves = true;
+        ++serving_;
+        const Status status = server_.serve(*fault);
+        --serving_;
+        if (!status.ok()) {
+            std::strncpy(fault->sentence, status.sentence(), sizeof fault->sentence - 1);
+        }
+        FaultWatch::answer(fault, status.ok());
+        MutexLock lock(mutex_);
+        ++idle_;
+    }
+}
+
+bool Touches::show(PlaceId place, residency::Slot slot, residency::PackId pack, uint32_t index,
+                   bool writable)
+{
+    dispatch_.mutex().assume_held();  // by the core, which is called under it
+    return server_.show_block(place, slot, pack, index, writable);
+}
+
+void Touches::hide(PlaceId place, residency::Slot slot)
+{
+    server_.hide_block(place, slot);
+}
+
+bool Touches::in_the_way() const
+{
+    return any() || releasing_.load() > 0 || serving_.load() > (serves ? 1u : 0u);
+}
+
+bool Touches::is_served(const stw_tensor *tensor) const
+{
+    return std::find(served_.begin(), served_.end(), tensor) != served_.end();
+}
+
+Touches::Turn::Turn(Touches &touches, const stw_tensor *tensor) : touches_(touches), tensor_(tensor)
+{
+    MutexLock lock(touches_.mutex_);
+    while (touches_.is_served(tensor_)) touches_.over_.wait(touches_.mutex_);
+    touches_.served_.push_back(tensor_);
+}
+
+Touches::Turn::~Turn()
+{
+    {
+        MutexLock lock(touches_.mutex_);
+        std::vector<const stw_tensor *> &served = touches_.served_;
+        served.erase(std::find(served.begin(), served.end(), tensor_));
+    }
+    touches_.over_.notify_all();
+}
+
+bool Touches::has(const stw_tensor *tensor, bool writes, std::vector<stw_view> *in_the_way)
+{
+    MutexLock lock(mutex_);
+    const auto of_it = [&](const stw_view &view) { return view.tensor == tensor; };
+    const auto found = std::find_if(views_.begin(), views_.end(), of_it);
+    if (found == views_.end()) return false;
+    if (!writes || found->access != STW_READ) return true;
+    in_the_way->push_back(*found);
+    views_.erase(found);
+    return false;
+}
+
+void Touches::keep(const stw_view &view)
+{
+    MutexLock lock(mutex_);
+    views_.push_back(view);
+    any_ = true;
+    ++changes_;
+}
+
+std::vector<stw_view> Touches::take()
+{
+    MutexLock lock(mutex_);
+    ++releasing_;
+    any_ = false;
+    return std::exchange(views_, {});
+}
+
+void Touches::released()
+{
+    ++changes_;
+    --releasing_;
+}
+
+}  // namespace stepwell

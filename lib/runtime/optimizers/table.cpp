@@ -1,0 +1,687 @@
+// SPDX-License-Identifier: Apache-2.0
+// Optimizers as the program has them: states become tensors with names of their own, parameters
+// keep whose they are. The arithmetic, the order and the streaming are update/'s.
+#include "lib/runtime/optimizers/table.h"
+
+#include "lib/runtime/addresses/sink.h"
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/dispatch/errors.h"
+#include "lib/runtime/group/processors.h"
+#include "lib/runtime/group/state.h"
+#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/ranks/collectives.h"
+#include "lib/runtime/ranks/sums.h"
+#include "lib/runtime/recording/recorder.h"
+#include "lib/runtime/restored/restored.h"
+#include "lib/runtime/tensors/placement.h"
+#include "lib/runtime/tensors/registry.h"
+#include "lib/runtime/tensors/zeros.h"
+#include "lib/runtime/updates/body.h"
+#include "lib/runtime/updates/devices.h"
+#include "lib/runtime/updates/tiers.h"
+#include "lib/runtime/views/sleepers.h"
+#include "lib/support/assert.h"
+#include "lib/support/growth.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <utility>
+
+namespace stepwell {
+
+using residency::PlaceId;
+namespace {
+
+bool lie_alike(const stw_tensor &a, const stw_tensor &b)
+{
+    if (!a.sharding || !b.sharding) return !a.sharding && !b.sharding;
+    const collective::Partition &first = a.sharding->partition;
+    const collective::Partition &second = b.sharding->partition;
+    return first.mode == second.mode && first.shard_elements == second.shard_elements &&
+           first.elements == second.elements;
+}
+
+Status mismatch(const stw_tensor *parameter, const char *why)
+{
+    Status status =
+        Status::error(STW_ERROR_MISMATCH, "%s: %s", parameter_text(parameter->name).c_str(), why);
+    status.mutable_detail().tensor = parameter->name;
+    return status;
+}
+
+}  // namespace
+
+// `asked`: 0, as many as this rank has of the host's processors.
+Status OptimizerTable::open_update(uint32_t asked)
+{
+    UpdateThreads threads{asked, "as asked for, thread_count"};
+    if (asked == 0 && machine_.ranks) {
+        const collective::Node &node =
+            machine_.ranks->host ? *machine_.ranks->host : *machine_.ranks->node;
+        threads = stepwell::update_threads(node.processors(), node.index());
+    } else if (asked == 0) {
+        threads = stepwell::update_threads({own_processors()}, 0);
+    }
+    update::PipelineOptions options;
+    options.tiers = &pieces_;
+    options.thread_count = std::min(threads.count, update::kThreadsMax);
+    {
+        MutexLock lock(dispatch_.mutex());
+        options.window_bytes = placement_.update_window();
+        options.device_windows = placement_.device_windows();
+    }
+    if (!options.device_windows.empty()) options.devices = &devices_;
+    options.failed_user = this;
+    options.failed = [](void *user, residency::TensorId tensor, const Status &cause) {
+        auto *self = static_cast<OptimizerTable *>(user);
+        MutexLock lock(self->dispatch_.mutex());
+        self->errors_.add(tensor, cause);
+    };
+    options.span_user = this;
+    options.span = [](void *user, uint64_t start_ns, uint64_t end_ns, residency::TensorId tensor) {
+        observe::Span span;
+        span.start_ns = start_ns;
+        span.end_ns = end_ns;
+        span.kind = observe::SpanKind::kUpdate;
+        span.id = tensor;
+        static_cast<OptimizerTable *>(user)->machine_.timeline->record(span);
+    };
+    update_threads = options.thread_count;
+    update_threads_why = std::move(threads.why);
+    Result<std::unique_ptr<update::Pipeline>> opened = update::Pipeline::open(options);
+    if (!opened.ok()) return std::move(opened.status());
+    machine_.pipeline = opened.take();
+    return {};
+}
+
+Status OptimizerTable::create_optimizer(const stw_optimizer_options &options,
+                                        stw_optimizer **optimizer_out)
+{
+    const bool narrow = options.state_dtype == STW_BF16 && !options.custom;
+    if (options.state_dtype != 0 && options.state_dtype != STW_F32 && !narrow) {
+        return Status::error(STW_ERROR_UNSUPPORTED,
+                             "states of dtype %u are not supported here; moments are kept in f32 "
+                             "or bf16, those of a custom update in f32",
+                             options.state_dtype);
+    }
+    auto body = std::make_unique<OptimizerBody>();
+    body->algorithm = options.algorithm;
+    if (narrow) body->state_dtype = STW_BF16;
+    body->has_average = options.ema_decay != 0.0;
+    const double decay = options.ema_decay + 0.0;  // of two zeros one
+    body->shared_hash = collective::hash_bytes(options.algorithm, &decay, sizeof decay);
+    update::TorchOrder torch_order;
+    if ((options.flags & STW_OPTIMIZER_TORCH_ORDER) != 0) {
+        torch_order = {options.square_root, options.square_root_mode};
+        const bool given = options.square_root != nullptr;
+        body->shared_hash = collective::hash_bytes(body->shared_hash, &given, sizeof given);
+    }
+    body->name = options.name ? options.name : "optimizer";
+    body->durable = (options.flags & STW_OPTIMIZER_DURABLE) != 0;
+    if (body->durable && !restored_.durable) {
+        return Status::error(STW_ERROR_INVALID,
+                             "optimizer '%s' is durable, and the runtime keeps nothing: open it "
+                             "with a store_name",
+                             body->name.c_str());
+    }
+    if (options.custom) {
+        if (options.custom->state_count > update::kStatesMax) {
+            return Status::error(STW_ERROR_LIMIT, "a custom update has at most %u states, not %u",
+                                 update::kStatesMax, options.custom->state_count);
+        }
+        body->custom = *options.custom;
+        for (uint32_t i = 0; i < options.custom->state_count; ++i) {
+            body->custom_names.emplace_back(options.custom->state_names[i]);
+        }
+        for (const std::string &name : body->custom_names) {
+            body->custom_pointers.push_back(name.c_str());
+        }
+        body->custom.state_names = body->custom_pointers.data();
+    }
+    if (options.state_policy) {
+        body->has_policy = true;
+        std::memcpy(&body->policy, options.state_policy,
+                    std::min<size_t>(options.state_policy->struct_size, sizeof body->policy));
+    }
+    Result<std::unique_ptr<update::Optimizer>> made = update::Optimizer::create(
+        *machine_.pipeline, options.algorithm, options.custom ? &body->custom : nullptr,
+        options.ema_decay, torch_order);
+    if (!made.ok()) return std::move(made.status());
+    body->optimizer = made.take();
+    MutexLock lock(dispatch_.mutex());
+    grow_to_hold(bodies, bodies.size() + 1);
+    stw_optimizer *optimizer = optimizer_pool.take();
+    if (!optimizer) return Status::error(STW_ERROR_LIMIT, "no handle for another optimizer");
+    optimizer->runtime = machine_.handle;
+    optimizer->index = static_cast<uint32_t>(bodies.size());
+    body->handle = optimizer;
+    bodies.push_back(std::move(body));
+    *optimizer_out = optimizer;
+    return {};
+}
+
+// The list may grow meanwhile, by another thread; what it names stays where it is.
+OptimizerBody &OptimizerTable::body_of(const stw_optimizer *optimizer)
+{
+    MutexLock lock(dispatch_.mutex());
+    return *bodies[optimizer->index];
+}
+
+std::vector<stw_tensor *> OptimizerTable::held_by(const OptimizerBody &body) const
+{
+    MutexLock lock(dispatch_.mutex());
+    return body.held;
+}
+
+Status OptimizerTable::destroy_optimizer(stw_optimizer *optimizer)
+{
+    OptimizerBody &body = body_of(optimizer);
+    if (body.optimizer->pending()) {
+        return Status::error(STW_ERROR_BUSY,
+                             "optimizer '%s' has a step under way; wait for it with "
+                             "stw_runtime_drain",
+                             body.name.c_str());
+    }
+    // All of its states or none: an open view of one is BUSY, and then nothing has changed.
+    std::vector<stw_tensor *> states;
+    for (const OwnedState &state : body.states) states.push_back(state.tensor);
+    if (!states.empty()) {
+        STW_TRY(registry_.destroy_held(states.data(), static_cast<uint32_t>(states.size()), &body));
+    }
+    {
+        MutexLock changes(body.changes);
+        body.optimizer.reset();
+        body.states.clear();
+    }
+    MutexLock lock(dispatch_.mutex());
+    for (stw_tensor *tensor : body.held) {
+        TensorHolder *&holder = tensor->notes.holder;
+        if (holder == &body) holder = nullptr;
+    }
+    body.held.clear();
+    body.handle = nullptr;
+    // A gradient may be in several.
+    for (const std::unique_ptr<OptimizerBody> &other : bodies) {
+        for (stw_tensor *tensor : other->held) {
+            TensorHolder *&holder = tensor->notes.holder;
+            if (!holder) holder = other.get();
+        }
+    }
+    optimizer_pool.give(optimizer);
+    return {};
+}
+
+// One state of a parameter: found when an entry for another part of it made it before.
+Status OptimizerTable::make_state(OptimizerBody &body, stw_tensor *parameter, const char *name,
+                                  bool starts_empty, residency::PlaceId home,
+                                  residency::TensorId *id_out)
+{
+    for (const OwnedState &state : body.states) {
+        if (state.parameter != parameter || state.name != name) continue;
+        *id_out = state.tensor->id;
+        return {};
+    }
+    stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
+    const std::string full = body.name + "." + parameter->name + "." + name;
+    spec.name = parameter->name.empty() ? nullptr : full.c_str();
+    spec.role = STW_ROLE_OPTIMIZER_STATE;
+    spec.dtype = starts_empty ? uint32_t{STW_F32} : body.state_dtype;
+    spec.dimensions = parameter->dimensions;
+    std::copy(std::begin(parameter->shape), std::end(parameter->shape), std::begin(spec.shape));
+    if (!starts_empty) spec.flags = STW_TENSOR_ZERO;
+    if (body.durable) spec.flags |= STW_TENSOR_DURABLE;
+    // It lies as its parameter does: their shards are worked on side by side.
+    spec.partition = STW_PARTITION_LOCAL;
+    if (const Sharding *sharding = parameter->sharding.get()) {
+        spec.partition = sharding->is_sharded() ? uint32_t{STW_PARTITION_SHARDED}
+                                                : uint32_t{STW_PARTITION_REPLICATED};
+        spec.partition_multiple = sharding->multiple;
+    }
+    {
+        MutexLock lock(dispatch_.mutex());
+        spec.neighbour = dispatch_.core.spec(parameter->id).neighbour;
+    }
+    stw_policy on_device = STW_POLICY_INIT;
+    if (body.has_policy) spec.policy = &body.policy;
+    if (home != residency::kNoPlace) {
+        on_device.home = STW_TIER_DEVICE;
+        on_device.home_device = machine_.tiers[home].device;
+        spec.policy = &on_device;
+    }
+    OwnedState state{parameter, name, nullptr};
+    grow_to_hold(body.states, body.states.size() + 1);
+    STW_TRY(registry_.create_tensors(&spec, 1, &state.tensor));
+    {
+        MutexLock lock(dispatch_.mutex());
+        state.tensor->notes.holder = &body;
+    }
+    *id_out = state.tensor->id;
+    body.states.push_back(std::move(state));
+    return {};
+}
+
+Status OptimizerTable::check_entry(const OptimizerBody &body,
+                                   const stw_optimizer_entry &entry) const
+{
+    const stw_tensor *parameter = entry.parameter;
+    const stw_tensor *gradient = entry.gradient;
+    if (body.durable && parameter->name.empty()) {
+        return mismatch(parameter, "its optimizer is durable, and states are found again by the "
+                                   "name of their parameter, which has none");
+    }
+    if (!update::is_float(parameter->dtype) || !update::is_float(gradient->dtype)) {
+        return mismatch(parameter, "parameters and gradients are f32, f16 or bf16");
+    }
+    if (parameter->elements != gradient->elements) {
+        return mismatch(parameter, "its gradient has another number of elements");
+    }
+    if (!lie_alike(*parameter, *gradient)) {
+        return mismatch(parameter, "its gradient is cut over the ranks in another way; create both "
+                                   "with the same partition and partition_multiple");
+    }
+    if (parameter->flags & STW_TENSOR_READ_ONLY) {
+        return mismatch(parameter, "it is read-only; leave frozen parameters out");
+    }
+    MutexLock lock(dispatch_.mutex());
+    const TensorHolder *holder = parameter->notes.holder;
+    if (holder && holder != &body) {
+        return Status::error(STW_ERROR_EXISTS, "%s is in another optimizer",
+                             parameter_text(parameter->name).c_str());
+    }
+    return {};
+}
+
+// What of an entry lies on this rank, in elements of the shard.
+collective::Range OptimizerTable::own_part(const stw_optimizer_entry &entry) const
+{
+    const stw_tensor &parameter = *entry.parameter;
+    const Sharding *sharding = parameter.sharding.get();
+    const uint64_t all = sharding ? sharding->elements() : parameter.elements;
+    collective::Range part{entry.element_begin, entry.element_count ? entry.element_count : all};
+    if (!sharding || !sharding->is_sharded()) return part;
+    part = sharding->partition.part(machine_.ranks->group.rank(), part);
+    part.begin = part.count > 0 ? part.begin - parameter.shard_begin : 0;
+    return part;
+}
+
+// What an entry is to the update layer, with the states that its parameter lacks yet.
+Status OptimizerTable::make_entry(OptimizerBody &body, const stw_optimizer_entry &entry,
+                                  update::Entry *entry_out)
+{
+    STW_TRY(check_entry(body, entry));
+    update::Entry out;
+    out.parameter = entry.parameter->id;
+    out.gradient = entry.gradient->id;
+    out.parameter_dtype = entry.parameter->dtype;
+    out.gradient_dtype = entry.gradient->dtype;
+    out.state_dtype = body.state_dtype;
+    out.group = entry.parameter_group;
+    const collective::Range part = own_part(entry);
+    out.element_begin = part.begin;
+    out.element_count = part.count;
+    // What all ranks have alike is in the norm once.
+    const Sharding *sharding = entry.parameter->sharding.get();
+    out.counted = !sharding || sharding->is_sharded() || machine_.ranks->group.rank() == 0;
+    out.handle = entry.parameter;
+    out.name = entry.parameter->name.c_str();
+    const stw_hyper hyper = body.optimizer->hyper(entry.parameter_group);
+    const update::StateNames names = update::state_names(
+        body.algorithm, hyper, body.custom_names.empty() ? nullptr : &body.custom);
+    const bool has_master = entry.parameter->dtype != STW_F32;
+    const uint64_t bytes_each = (has_master ? 4 : 0) + (body.has_average ? 4 : 0) +
+                                names.count * update::element_bytes(body.state_dtype);
+    const residency::PlaceId home = home_of_states(body, bytes_each * entry.parameter->elements);
+    if (has_master) {
+        STW_TRY(make_state(body, entry.parameter, "master", true, home, &out.master));
+    }
+    if (body.has_average) {
+        STW_TRY(make_state(body, entry.parameter, "ema", true, home, &out.average));
+    }
+    out.state_count = names.count;
+    for (uint32_t state = 0; state < names.count; ++state) {
+        STW_TRY(
+            make_state(body, entry.parameter, names.names[state], false, home, &out.states[state]));
+    }
+    *entry_out = out;
+    return {};
+}
+
+Status OptimizerTable::take_parameters(OptimizerBody &body, const stw_optimizer_entry *entries,
+                                       uint32_t n)
+{
+    std::vector<update::Entry> wanted;
+    wanted.reserve(n);
+    {
+        MutexLock lock(dispatch_.mutex());
+        std::vector<stw_tensor *> &now_held = body.held;
+        grow_to_hold(now_held, now_held.size() + 2 * size_t{n});
+    }
+    std::vector<stw_tensor *> held;
+    held.reserve(2 * size_t{n});
+    std::set<uint32_t> shared_groups;
+    uint64_t shared_hash = body.shared_hash;
+    const auto *at = reinterpret_cast<const char *>(entries);
+    for (uint32_t i = 0; i < n; ++i, at += entries[0].struct_size) {
+        stw_optimizer_entry entry{};
+        std::memcpy(&entry, at, std::min<size_t>(entries[0].struct_size, sizeof entry));
+        update::Entry made;
+        STW_TRY(make_entry(body, entry, &made));
+        // Of an empty tensor, or on some ranks of a small one, there is nothing to update.
+        if (made.element_count > 0) wanted.push_back(made);
+        held.push_back(entry.parameter);
+        held.push_back(entry.gradient);
+        if (!entry.parameter->sharding) continue;
+        const uint64_t part[] = {entry.parameter_group, entry.element_begin, entry.element_count};
+        shared_hash = collective::hash_bytes(
+            collective::hash_name(shared_hash, entry.parameter->name), part, sizeof part);
+        shared_groups.insert(entry.parameter_group);
+    }
+    if (!wanted.empty()) {
+        STW_TRY(body.optimizer->add(wanted.data(), static_cast<uint32_t>(wanted.size())));
+    }
+    for (const update::Entry &entry : wanted) {
+        const auto *parameter = static_cast<const stw_tensor *>(entry.handle);
+        if (!body.durable) break;
+        if (const uint64_t count = restored_.restored_count(body.name + "." + parameter->name)) {
+            STW_TRY(body.optimizer->set_count(entry.parameter, count));
+        }
+    }
+    body.shared_groups.merge(shared_groups);
+    body.shared_hash = shared_hash;
+    MutexLock lock(dispatch_.mutex());
+    for (stw_tensor *tensor : held) {
+        tensor->notes.holder = &body;
+        body.held.push_back(tensor);
+    }
+    return {};
+}
+
+// Those made last, which nobody has used.
+void OptimizerTable::forget_states(OptimizerBody &body, size_t keep, Commands &out)
+{
+    MutexLock lock(dispatch_.mutex());
+    while (body.states.size() > keep) {
+        stw_tensor *state = body.states.back().tensor;
+        if (state->notes.restored) restored_.take_restored(state->name, false);
+        registry_.unregister_tensor(state, out);
+        body.states.pop_back();
+    }
+    sink_.forget_unused(out);
+}
+
+Status OptimizerTable::add_parameters(stw_optimizer *optimizer, const stw_optimizer_entry *entries,
+                                      uint32_t n)
+{
+    OptimizerBody &body = body_of(optimizer);
+    MutexLock changes(body.changes);
+    const size_t states_before = body.states.size();
+    Commands undone;  // going back must not need memory
+    undone.freed_packs.reserve(size_t{n} * (update::kStatesMax + 2));
+    Status status;
+    try {
+        status = take_parameters(body, entries, n);
+    } catch (const std::bad_alloc &) {
+        forget_states(body, states_before, undone);
+        throw;
+    }
+    if (!status.ok()) forget_states(body, states_before, undone);
+    return status;
+}
+
+Status OptimizerTable::set_hyper(stw_optimizer *optimizer, uint32_t group, const stw_hyper &hyper)
+{
+    return body_of(optimizer).optimizer->set_hyper(group, hyper);
+}
+
+Status OptimizerTable::optimizer_state(stw_optimizer *optimizer, stw_tensor *parameter,
+                                       const char *state, stw_tensor **tensor_out)
+{
+    for (const OwnedState &owned : body_of(optimizer).states) {
+        if (owned.parameter != parameter || owned.name != state) continue;
+        *tensor_out = owned.tensor;
+        return {};
+    }
+    return Status::error(STW_ERROR_NOT_FOUND, "%s has no state '%.100s' here",
+                         parameter_text(parameter->name).c_str(), state);
+}
+
+// Whether there is something of a parameter to update here: an empty one has no elements, and of a
+// small one other ranks may have them all.
+Status OptimizerTable::find_parameter(const OptimizerBody &body, const stw_tensor *parameter,
+                                      bool *updated_here) const
+{
+    *updated_here = body.optimizer->has(parameter->id);
+    if (*updated_here) return {};
+    MutexLock lock(dispatch_.mutex());
+    const std::vector<stw_tensor *> &held = body.held;
+    for (size_t i = 0; i < held.size(); i += 2) {
+        if (held[i] == parameter) return {};
+    }
+    return Status::error(STW_ERROR_NOT_FOUND, "%s is no parameter of optimizer '%s'",
+                         tensor_text(parameter->name).c_str(), body.name.c_str());
+}
+
+Status OptimizerTable::get_count(stw_optimizer *optimizer, stw_tensor *parameter,
+                                 uint64_t *count_out)
+{
+    const OptimizerBody &body = body_of(optimizer);
+    bool updated_here = false;
+    STW_TRY(find_parameter(body, parameter, &updated_here));
+    *count_out = 0;
+    if (!updated_here) return {};
+    Result<uint64_t> count = body.optimizer->count(parameter->id);
+    if (!count.ok()) return std::move(count.status());
+    *count_out = count.value();
+    return {};
+}
+
+Status OptimizerTable::set_count(stw_optimizer *optimizer, stw_tensor *parameter, uint64_t count)
+{
+    OptimizerBody &body = body_of(optimizer);
+    bool updated_here = false;
+    STW_TRY(find_parameter(body, parameter, &updated_here));
+    return updated_here ? body.optimizer->set_count(parameter->id, count) : Status();
+}
+
+namespace {
+
+void fill_result(const update::StepResult &from, stw_update_result *result_out)
+{
+    stw_update_result result = STW_UPDATE_RESULT_INIT;
+    result.skipped = from.skipped;
+    result.norm = from.norm;
+    result.clip_coefficient = from.clip_coefficient;
+    result.nonfinite = from.nonfinite;
+    result.updated = from.updated;
+    result.without_gradient = from.without_gradient;
+    result.struct_size = std::min<uint32_t>(result_out->struct_size, sizeof result);
+    std::memcpy(result_out, &result, result.struct_size);
+}
+
+bool is_frozen(const stw_tensor *tensor)
+{
+    return (tensor->flags & STW_TENSOR_READ_ONLY) != 0;
+}
+
+Status check_none_frozen(const std::vector<stw_tensor *> &parameters)
+{
+    const auto frozen = std::find_if(parameters.begin(), parameters.end(), is_frozen);
+    if (frozen == parameters.end()) return {};
+    return Status::error(STW_ERROR_INVALID,
+                         "%s is frozen; leave it out of the step, or let it be written "
+                         "again with stw_tensor_freeze",
+                         parameter_text((*frozen)->name).c_str());
+}
+
+}  // namespace
+
+// Whether the step is of some parameters alone: those that the program names, or those that are not
+// frozen since they were added.
+bool OptimizerTable::name_parameters(const OptimizerBody &body, const stw_update_options &options,
+                                     std::vector<stw_tensor *> *named)
+{
+    if (options.parameters) {
+        named->assign(options.parameters, options.parameters + options.parameter_count);
+        return true;
+    }
+    MutexLock lock(dispatch_.mutex());
+    const std::vector<stw_tensor *> &held = body.held;
+    if (std::none_of(held.begin(), held.end(), is_frozen)) return false;
+    std::set<const stw_tensor *> seen;  // there may be an entry for each part
+    for (size_t i = 0; i < held.size(); i += 2) {
+        stw_tensor *parameter = held[i];
+        if (!is_frozen(parameter) && seen.insert(parameter).second) named->push_back(parameter);
+    }
+    return true;
+}
+
+Status OptimizerTable::optimizer_step(stw_optimizer *optimizer, const stw_update_options &options,
+                                      stw_update_result *result_out)
+{
+    STW_TRY(placement_.check_cpu_room());
+    STW_TRY(zeros_.write_all_zeros());
+    OptimizerBody &body = body_of(optimizer);
+    std::vector<stw_tensor *> named;
+    const bool some = name_parameters(body, options, &named);
+    std::vector<residency::TensorId> parameters;
+    parameters.reserve(named.size() + 1);  // not null: of no parameter is not of all
+    for (const stw_tensor *parameter : named) {
+        bool updated_here = false;
+        STW_TRY(find_parameter(body, parameter, &updated_here));
+        if (updated_here) parameters.push_back(parameter->id);
+    }
+    if (options.parameters) STW_TRY(check_none_frozen(named));
+    const std::vector<stw_tensor *> tensors = some ? std::move(named) : held_by(body);
+    STW_TRY(check_update_room(body, tensors));
+    update::StepOptions step;
+    step.flags = options.flags;
+    step.wants_verdict = result_out != nullptr;
+    step.parameters = some ? parameters.data() : nullptr;
+    step.parameter_count = static_cast<uint32_t>(parameters.size());
+    step.gradient_scale = options.gradient_scale;
+    step.clip_norm = options.clip_norm;
+    step.norm_type = options.norm_type;
+    step.timeout_ns = dispatch_.timeout(options.timeout_ns);
+    update::StepResult result;
+    const residency::Instant begin = dispatch_.now();
+    Status status = machine_.ranks ? step_on_ranks(body, tensors, step, &result)
+                                   : body.optimizer->step(step, &result);
+    if (result_out) {
+        MutexLock lock(dispatch_.mutex());
+        recorder_.add_stall_of(recorder_.current_step(), observe::Stall::kUpdate, residency::kNone,
+                               begin, dispatch_.now());
+    }
+    sleepers_.log_timeout(status);
+    if (!status.ok()) return sleepers_.tell_waiting(std::move(status));
+    if (result_out) fill_result(result, result_out);
+    MutexLock lock(dispatch_.mutex());
+    updates.steps += 1;
+    updates.skipped += result.skipped;
+    updates.parameters += result.updated;
+    return status;
+}
+
+// A step whose verdict is that of all ranks. Where collectives stay on the caller's thread, that is
+// where its own is brought about.
+Status OptimizerTable::step_on_ranks(OptimizerBody &body, const std::vector<stw_tensor *> &tensors,
+                                     update::StepOptions step, update::StepResult *result)
+{
+    const residency::Instant begin = dispatch_.now();
+    const residency::Instant deadline = begin + step.timeout_ns;
+    const bool here = collectives_.works_here();
+    STW_TRY(Status(machine_.ranks->group.broken()));
+    const auto work_until = [&](const std::function<bool()> &done) -> Status {
+        MutexLock lock(dispatch_.mutex());
+        if (collectives_.wait_ranks(begin, deadline, done)) return {};
+        STW_TRY(dispatch_.interrupted_since(begin));
+        return Status::error(STW_ERROR_TIMEOUT,
+                             "the ranks had not agreed on the step of optimizer "
+                             "'%s' when the timeout passed",
+                             body.name.c_str());
+    };
+    const bool has_verdict = update::has_verdict(step);
+    if (here) {
+        STW_TRY(work_until([&]() STW_REQUIRES(runtime_lock) {
+            return (!has_verdict || collectives_.is_idle()) && body.optimizer->may_begin(step);
+        }));
+    }
+    const std::shared_ptr<LocalVerdict> verdict = sums_.queue_verdict(body, tensors, step);
+    step.agreement = verdict.get();
+    step.returns = here && verdict;
+    Status status = body.optimizer->step(step, result);
+    if (!verdict) return status;
+    if (!verdict->adopted) verdict->retract(status);
+    if (!here || !status.ok()) return status;
+    const bool waits = (step.flags & STW_UPDATE_WAIT) != 0;
+    STW_TRY(work_until([&] {
+        status = body.optimizer->result(result);
+        return status.code() != STW_PENDING && (!waits || !body.optimizer->pending());
+    }));
+    return status;
+}
+
+Status OptimizerTable::optimizer_result(stw_optimizer *optimizer, stw_update_result *result_out)
+{
+    update::StepResult result;
+    Status status = body_of(optimizer).optimizer->result(&result);
+    if (status.ok() && status.code() != STW_PENDING) fill_result(result, result_out);
+    return status;
+}
+
+void OptimizerTable::interrupted(residency::Instant at)
+{
+    if (machine_.pipeline) machine_.pipeline->interrupt(at);
+}
+
+// In the order of parameters, as many as fit into half of the device beside what is there for them:
+// the other half is for activations and for what is worked on. A function of the calls alone.
+PlaceId OptimizerTable::home_of_states(const OptimizerBody &body, uint64_t bytes)
+{
+    const memory::Tier &nearest = machine_.tiers[machine_.tiers.nearest()];
+    const bool is_ours = nearest.updates_with(body.algorithm);
+    if (placement_.preset != STW_PRESET_AUTO || body.has_policy || machine_.ranks || !is_ours)
+        return residency::kNoPlace;
+    MutexLock lock(dispatch_.mutex());
+    const uint64_t half =
+        dispatch_.core.budget_blocks(machine_.tiers.nearest()) / 2 * machine_.block_bytes;
+    return placement_.trained_bytes + bytes <= half ? machine_.tiers.nearest()
+                                                    : PlaceId{residency::kNoPlace};
+}
+
+// A parameter is updated a block of each of its tensors at a time, all of them at one place. What
+// shares a block counts once.
+Status OptimizerTable::check_update_room(const OptimizerBody &body,
+                                         const std::vector<stw_tensor *> &parameters) const
+{
+    MutexLock lock(dispatch_.mutex());
+    uint64_t room = 0;
+    for (PlaceId place = 0; place <= machine_.tiers.host(); ++place) {
+        const memory::Tier &at = machine_.tiers[place];
+        if (at.memory && at.computes) return {};  // its own budget is looked at where it is chosen
+        if (at.memory && at.cpu_access) room = std::max(room, dispatch_.core.budget_blocks(place));
+    }
+    if (room >= update::kPiecesNeeded) return {};
+    for (const stw_tensor *parameter : parameters) {
+        std::set<residency::BlockId> blocks;
+        for (const residency::TensorId tensor : body.optimizer->tensors(parameter->id)) {
+            blocks.insert(dispatch_.core.blocks_of(tensor).first);
+        }
+        if (blocks.size() <= room) continue;
+        const uint64_t needed = blocks.size() * machine_.block_bytes;
+        Status status = Status::error(
+            STW_ERROR_BUDGET,
+            "an update of %s works on %zu blocks at once, of it, its gradient and "
+            "states: %s needed; budget %s; raise it with stw_tier_set_budget, or open with more",
+            parameter_text(parameter->name).c_str(), blocks.size(), bytes_text(needed).c_str(),
+            sum_text({{room * machine_.block_bytes, "of the largest tier that the CPU works in"}})
+                .c_str());
+        status.mutable_detail().tensor = parameter->name;
+        status.mutable_detail().needed_bytes = needed;
+        status.mutable_detail().free_bytes = room * machine_.block_bytes;
+        return status;
+    }
+    return {};
+}
+
+}  // namespace stepwell

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Optimizers: parameters, states, steps.
+#pragma once
+
+#include "lib/report/report.h"
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/updates/body.h"
+
+namespace stepwell {
+
+class AccessRecorder;
+class Placement;
+class OwedZeros;
+class RestoredTensors;
+class TransferSink;
+class TensorRegistry;
+class Sleepers;
+class Collectives;
+class Sums;
+class BackgroundErrors;
+class DeviceUpdates;
+class TierAccess;
+
+class OptimizerTable final : public DispatchHook {
+public:
+    OptimizerTable(Dispatcher &dispatch, Machine &machine, AccessRecorder &recorder,
+                   Placement &placement, OwedZeros &zeros, RestoredTensors &restored,
+                   TransferSink &sink, TensorRegistry &registry, Sleepers &sleepers,
+                   Collectives &collectives, Sums &sums, BackgroundErrors &errors,
+                   DeviceUpdates &devices, TierAccess &pieces)
+        : dispatch_(dispatch),
+          machine_(machine),
+          recorder_(recorder),
+          placement_(placement),
+          zeros_(zeros),
+          restored_(restored),
+          sink_(sink),
+          registry_(registry),
+          sleepers_(sleepers),
+          collectives_(collectives),
+          sums_(sums),
+          errors_(errors),
+          devices_(devices),
+          pieces_(pieces)
+    {
+    }
+    OptimizerTable(const OptimizerTable &) = delete;
+    OptimizerTable &operator=(const OptimizerTable &) = delete;
+
+    Status create_optimizer(const stw_optimizer_options &options, stw_optimizer **optimizer_out);
+    Status destroy_optimizer(stw_optimizer *optimizer);
+    Status add_parameters(stw_optimizer *optimizer, const stw_optimizer_entry *entries, uint32_t n);
+    Status set_hyper(stw_optimizer *optimizer, uint32_t group, const stw_hyper &hyper);
+    Status optimizer_state(stw_optimizer *optimizer, stw_tensor *parameter, const char *state,
+                           stw_tensor **tensor_out);
+    Status get_count(stw_optimizer *optimizer, stw_tensor *parameter, uint64_t *count_out);
+    Status set_count(stw_optimizer *optimizer, stw_tensor *parameter, uint64_t count);
+    Status optimizer_step(stw_optimizer *optimizer, const stw_update_options &options,
+                          stw_update_result *result_out);
+    Status optimizer_result(stw_optimizer *optimizer, stw_update_result *result_out);
+    Status open_update(uint32_t asked);
+    [[nodiscard]] std::vector<stw_tensor *> held_by(const OptimizerBody &body) const
+        STW_EXCLUDES(runtime_lock);
+
+    uint32_t update_threads = 0;
+    std::string update_threads_why;
+    report::UpdateReport updates;
+    std::vector<std::unique_ptr<OptimizerBody>> bodies STW_GUARDED_BY(runtime_lock);
+
+    void interrupted(residency::Instant at) override STW_REQUIRES(runtime_lock);
+
+private:
+    [[nodiscard]] residency::PlaceId home_of_states(const OptimizerBody &body, uint64_t bytes);
+    [[nodiscard]] Status check_update_room(const OptimizerBody &body,
+                                           const std::vector<stw_tensor *> &parameters) const;
+    Status make_state(OptimizerBody &body, stw_tensor *parameter, const char *name,
+                      bool starts_empty, residency::PlaceId home, residency::TensorId *id_out);
+    Status check_entry(const OptimizerBody &body, const stw_optimizer_entry &entry) const;
+    [[nodiscard]] collective::Range own_part(const stw_optimizer_entry &entry) const;
+    Status step_on_ranks(OptimizerBody &body, const std::vector<stw_tensor *> &tensors,
+                         update::StepOptions step, update::StepResult *result);
+    Status make_entry(OptimizerBody &body, const stw_optimizer_entry &entry,
+                      update::Entry *entry_out);
+    Status take_parameters(OptimizerBody &body, const stw_optimizer_entry *entries, uint32_t n);
+    void forget_states(OptimizerBody &body, size_t keep, Commands &out);
+    OptimizerBody &body_of(const stw_optimizer *optimizer) STW_EXCLUDES(runtime_lock);
+    bool name_parameters(const OptimizerBody &body, const stw_update_options &options,
+                         std::vector<stw_tensor *> *named);
+    [[nodiscard]] Status find_parameter(const OptimizerBody &body, const stw_tensor *parameter,
+                                        bool *updated_here) const;
+
+    Dispatcher &dispatch_;
+    Machine &machine_;
+    AccessRecorder &recorder_;
+    Placement &placement_;
+    OwedZeros &zeros_;
+    RestoredTensors &restored_;
+    TransferSink &sink_;
+    TensorRegistry &registry_;
+    Sleepers &sleepers_;
+    Collectives &collectives_;
+    Sums &sums_;
+    BackgroundErrors &errors_;
+    DeviceUpdates &devices_;
+    TierAccess &pieces_;
+};
+
+}  // namespace stepwell

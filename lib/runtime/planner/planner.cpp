@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Questions and answers are handed over as pointers, so neither side ever waits for the other.
+#include "lib/runtime/planner/planner.h"
+
+#include "lib/support/signals.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <ctime>
+#include <new>
+#include <utility>
+
+namespace stepwell {
+namespace {
+
+constexpr int kNiceMost = 19;
+
+uint64_t thread_ns()
+{
+    timespec time{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return static_cast<uint64_t>(time.tv_sec) * 1000000000ull + static_cast<uint64_t>(time.tv_nsec);
+}
+
+}  // namespace
+
+void Planner::stop()
+{
+    stop_ = true;
+    if (!std::exchange(started_, false)) return;
+    wake_.release();
+    pthread_join(thread_, nullptr);
+}
+
+Planner::~Planner()
+{
+    stop();
+    delete question_.load();
+    delete answer_.load();
+}
+
+Status Planner::ask(std::unique_ptr<PlanWork> work)
+{
+    if (!started_) {
+        const SignalsBlocked signals;
+        const auto main = [](void *planner) -> void * {
+            static_cast<Planner *>(planner)->run();
+            return nullptr;
+        };
+        const int error = pthread_create(&thread_, nullptr, main, this);
+        if (error != 0) {
+            return Status::os_error(STW_ERROR_LIMIT, error,
+                                    "the system starts no thread for plans");
+        }
+        pthread_setname_np(thread_, "stw-planner");
+        started_ = true;
+    }
+    delete question_.exchange(work.release(), std::memory_order_acq_rel);
+    wake_.release();
+    return {};
+}
+
+std::unique_ptr<PlanWork> Planner::take()
+{
+    return std::unique_ptr<PlanWork>(answer_.exchange(nullptr, std::memory_order_acquire));
+}
+
+void Planner::run()
+{
+    // A hundredth of a busy processor, and what nobody wants; idle threads might never come to it.
+    (void)setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNiceMost);
+    for (;;) {
+        wake_.acquire();
+        if (stop_) return;
+        PlanWork *work = question_.exchange(nullptr, std::memory_order_acquire);
+        if (!work) continue;
+        const uint64_t begin = thread_ns();
+        try {
+            prepare_(*work);
+            auto made = schedule::Plan::make(std::exchange(work->question, {}), &stop_);
+            work->status = made.ok() ? Status() : std::move(made.status());
+            if (made.ok()) work->plan = made.take();
+        } catch (const std::bad_alloc &) {
+            work->status = Status::error(STW_ERROR_BUDGET, "no memory is left to make a plan");
+        }
+        work->cpu_ns = thread_ns() - begin;
+        cpu_ns_ += work->cpu_ns;
+        delete answer_.exchange(work, std::memory_order_acq_rel);
+    }
+}
+
+}  // namespace stepwell

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies of what a replay needs: the tensors of a step, the step, the machine.
+#pragma once
+
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/planner/model.h"
+#include "lib/schedule/trace.h"
+
+namespace stepwell {
+
+class HandleTable;
+class AccessRecorder;
+class Meters;
+
+class StepModels final {
+public:
+    StepModels(Dispatcher &dispatch, HandleTable &handles, Machine &machine,
+               AccessRecorder &recorder, Meters &meters)
+        : dispatch_(dispatch),
+          handles_(handles),
+          machine_(machine),
+          recorder_(recorder),
+          meters_(meters)
+    {
+    }
+    StepModels(const StepModels &) = delete;
+    StepModels &operator=(const StepModels &) = delete;
+
+    Status advise(const stw_phase *phase, stw_plan_advice *advice_out, uint32_t capacity,
+                  uint32_t *count_out) const;  // advice.cpp
+    void copy_steps(const std::vector<const schedule::Step *> &steps, StepModel *model) const
+        STW_REQUIRES(runtime_lock);
+    void settle_model(const std::vector<observe::LinkTotal> &totals, StepModel *model) const;
+    static schedule::Step complete_step(schedule::Step step, const StepModel &model);
+
+private:
+    // EMPTY where there is none. Holds the lock while it copies.
+    Result<StepModel> take_model(uint32_t phase) const;
+    [[nodiscard]] std::vector<uint32_t> blocks_of_others(
+        const std::vector<residency::TensorId> &used) const STW_REQUIRES(runtime_lock);
+    [[nodiscard]] residency::Config room_beside(const std::vector<uint32_t> &others) const
+        STW_REQUIRES(runtime_lock);
+    void make_links(const std::vector<observe::LinkTotal> &totals,
+                    schedule::Machine *machine) const;
+
+    Dispatcher &dispatch_;
+    HandleTable &handles_;
+    Machine &machine_;
+    AccessRecorder &recorder_;
+    Meters &meters_;
+};
+
+}  // namespace stepwell

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Hints for what the next steps will need, once the commands of an event are on their way.
+#pragma once
+
+#include "lib/runtime/addresses/metadata.h"
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/recording/phase.h"
+
+namespace stepwell {
+
+class AccessRecorder;
+class PlanStore;
+
+class Prefetcher final : public DispatchHook, public MetadataUser {
+public:
+    Prefetcher(Dispatcher &dispatch, Machine &machine, AccessRecorder &recorder,
+               MetadataBudget &metadata, PlanStore &plans)
+        : dispatch_(dispatch),
+          machine_(machine),
+          recorder_(recorder),
+          metadata_(metadata),
+          plans_(plans)
+    {
+    }
+    Prefetcher(const Prefetcher &) = delete;
+    Prefetcher &operator=(const Prefetcher &) = delete;
+
+    void look_ahead() STW_REQUIRES(runtime_lock);
+    bool end_hint(residency::FetchId fetch, const Status &status) STW_REQUIRES(runtime_lock);
+    void plan_now();
+
+    uint64_t lookahead_bytes_ STW_GUARDED_BY(runtime_lock) = 0;  // of all phases
+    residency::Instant plan_wake_ STW_GUARDED_BY(runtime_lock) =
+        residency::kNever;  // it looks again then
+
+    bool granted(residency::Granted &granted, residency::Instant now, Commands &out) override
+        STW_REQUIRES(runtime_lock);
+    bool refused(residency::Refused &refused, residency::Instant now, Commands &out) override
+        STW_REQUIRES(runtime_lock);
+    void before_unlock() override STW_REQUIRES(runtime_lock);
+    [[nodiscard]] residency::Instant due() const override STW_REQUIRES(runtime_lock)
+    {
+        return plan_wake_;
+    }
+    void on_timer_locked(residency::Instant now) override STW_REQUIRES(runtime_lock);
+    [[nodiscard]] uint64_t metadata_bytes() const override STW_REQUIRES(runtime_lock)
+    {
+        return lookahead_bytes_;
+    }
+
+    // Between the two no hint begins. See PlanPause.
+    void begin_pause() STW_EXCLUDES(runtime_lock);
+    void end_pause() STW_EXCLUDES(runtime_lock);
+
+private:
+    void look_ahead_in(uint32_t phase) STW_REQUIRES(runtime_lock);
+    bool make_lookahead(Phase &phase) STW_REQUIRES(runtime_lock);
+
+    Dispatcher &dispatch_;
+    Machine &machine_;
+    AccessRecorder &recorder_;
+    MetadataBudget &metadata_;
+    PlanStore &plans_;
+    uint32_t plan_pauses_ STW_GUARDED_BY(runtime_lock) = 0;  // calls that wait for quiet
+};
+
+}  // namespace stepwell

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory that collectives work on: the host's, or a device's whose engine the group has.
+#pragma once
+
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/machine/machine.h"
+
+#include <functional>
+
+namespace stepwell {
+
+class StreamOrder;
+
+class GroupMemory final {
+public:
+    GroupMemory(Dispatcher &dispatch, Machine &machine, StreamOrder &streams)
+        : dispatch_(dispatch), machine_(machine), streams_(streams)
+    {
+    }
+    GroupMemory(const GroupMemory &) = delete;
+    GroupMemory &operator=(const GroupMemory &) = delete;
+
+    Status open_group_memory();
+    void leave_group_memory();
+    Status move_bytes(void *to, const void *from, uint64_t bytes);
+    Status zero_bytes(void *memory, uint64_t bytes);
+    Status order_group(const void *memory, uint64_t bytes, bool writes);
+
+    // move_bytes() as an argument.
+    std::function<Status(void *, const void *, uint64_t)> mover();
+
+private:
+    Status register_group_memory(bool asked);
+    [[nodiscard]] bool is_of_group(const void *memory) const;
+    Status order_copy(const void *memory, uint64_t bytes, bool writes, uint32_t copies);
+
+    Dispatcher &dispatch_;
+    Machine &machine_;
+    StreamOrder &streams_;
+};
+
+}  // namespace stepwell

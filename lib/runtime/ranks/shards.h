@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// This rank's shards, in pieces: fetched for collectives, copied, hinted.
+#pragma once
+
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/machine/machine.h"
+
+namespace stepwell {
+
+class AddressTable;
+class GroupMemory;
+
+class Shards final {
+public:
+    Shards(Dispatcher &dispatch, Machine &machine, AddressTable &addresses,
+           GroupMemory &group_memory)
+        : dispatch_(dispatch), machine_(machine), addresses_(addresses), group_memory_(group_memory)
+    {
+    }
+    Shards(const Shards &) = delete;
+    Shards &operator=(const Shards &) = delete;
+
+    Status take_pieces(Waiter &waiter, residency::FetchAsked &asked);
+    void give_pieces(const Waiter &waiter, const residency::FetchAsked &asked, bool abandon);
+    Status copy_shard(const stw_tensor &tensor, residency::ClaimId claim, uint64_t begin,
+                      uint64_t bytes, char *memory, bool writes);
+    Status read_shard(const stw_tensor &tensor, residency::ClaimId claim, uint64_t begin,
+                      uint64_t count, char *memory);
+
+private:
+    Status piece_of_shard(const stw_tensor &tensor, residency::FetchAsked asked, Waiter &waiter,
+                          residency::FetchAsked *asked_out);
+    void hint_shards();
+
+    Dispatcher &dispatch_;
+    Machine &machine_;
+    AddressTable &addresses_;
+    GroupMemory &group_memory_;
+};
+
+}  // namespace stepwell

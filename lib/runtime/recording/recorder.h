@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the program and updates do with tensors, as it happens: the access pattern of each phase,
+// stalls and counters. Hits, which take no lock, are heard of in batches.
+#pragma once
+
+#include "lib/observe/step_history.h"
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/recording/phase.h"
+#include "lib/schedule/plan.h"
+#include "lib/schedule/trace.h"
+
+namespace stepwell {
+
+class HandleTable;
+class ViewTable;
+
+// Of STW_RELEASE_*.
+schedule::Hint hint_of(uint32_t flags);
+
+class AccessRecorder final {
+public:
+    AccessRecorder(Dispatcher &dispatch, HandleTable &handles, Machine &machine, ViewTable &views)
+        : dispatch_(dispatch), handles_(handles), machine_(machine), views_(views)
+    {
+    }
+    AccessRecorder(const AccessRecorder &) = delete;
+    AccessRecorder &operator=(const AccessRecorder &) = delete;
+
+    [[nodiscard]] uint64_t step_of(const stw_phase *phase) const;  // 0: none open
+    [[nodiscard]] uint64_t current_step() const { return step_now.load(std::memory_order_relaxed); }
+    void drain_hits() STW_REQUIRES(runtime_lock);
+    void add_stall_of(uint64_t step, observe::Stall cause, residency::TensorId tensor,
+                      residency::Instant begin, residency::Instant end) STW_REQUIRES(runtime_lock);
+    void note_use(stw_tensor &tensor, residency::Instant begin, uint32_t thread)
+        STW_REQUIRES(runtime_lock);
+    [[nodiscard]] residency::PlaceId shard_place() const;
+    [[nodiscard]] std::optional<residency::Request> shard_request(const Range &range) const;
+    void note_gathered(const FetchPlan &plan) STW_REQUIRES(runtime_lock);
+    void note_fetch(const FetchPlan &plan) STW_REQUIRES(runtime_lock);
+    void note_copies(const FetchPlan &plan) STW_REQUIRES(runtime_lock);
+    void note_update(const residency::FetchAsked &asked) STW_REQUIRES(runtime_lock);
+    void note_update_end(const residency::Release &release) STW_REQUIRES(runtime_lock);
+    void note_release(const residency::Request &view, uint64_t step, uint32_t flags)
+        STW_REQUIRES(runtime_lock);
+    void note_discard(schedule::Lane lane, residency::TensorId tensor) STW_REQUIRES(runtime_lock);
+    void note_reduced(stw_tensor *gradient, uint64_t step) STW_REQUIRES(runtime_lock);
+    uint32_t owner_number();
+
+    bool enabled = true;  // as opened
+    schedule::Trace trace STW_GUARDED_BY(runtime_lock);
+    schedule::Planned planned STW_GUARDED_BY(runtime_lock){trace};
+    bool plan_due STW_GUARDED_BY(runtime_lock) = false;  // something changed that a plan goes by
+    uint64_t accesses STW_GUARDED_BY(runtime_lock) = 0;  // of tensors, since open
+    std::vector<std::unique_ptr<Phase>> phases STW_GUARDED_BY(runtime_lock);
+    observe::StallLedger stalls STW_GUARDED_BY(runtime_lock);
+    uint64_t hits_heard STW_GUARDED_BY(runtime_lock) = 0;  // that it has heard of
+    uint64_t misses STW_GUARDED_BY(runtime_lock) = 0;
+    std::atomic<uint64_t> step_now{0};  // of the newest step that is open; 0: none
+
+private:
+    void note_access(residency::TensorId tensor) STW_REQUIRES(runtime_lock);
+    [[nodiscard]] uint32_t phase_of(uint64_t step) const STW_REQUIRES(runtime_lock);
+    void note_fetched(uint32_t phase, schedule::Lane lane,
+                      const std::vector<residency::Request> &requests) STW_REQUIRES(runtime_lock);
+
+    Dispatcher &dispatch_;
+    HandleTable &handles_;
+    Machine &machine_;
+    ViewTable &views_;
+    residency::Instant drained_ns_ STW_GUARDED_BY(runtime_lock) =
+        0;  // when the core heard of hits last
+};
+
+}  // namespace stepwell

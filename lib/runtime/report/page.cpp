@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// The statistics page of a runtime: filled once a second by the thread of the timer, from totals
+// that are kept anyway. Hits cost nothing for it.
+#include "lib/runtime/report/page.h"
+
+#include "lib/report/live.h"
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/dispatch/errors.h"
+#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/machine/meters.h"
+#include "lib/runtime/optimizers/table.h"
+#include "lib/runtime/recording/phase.h"
+#include "lib/runtime/recording/recorder.h"
+#include "lib/runtime/report/reporter.h"
+#include "lib/runtime/report/stats_page.h"
+
+#include <unistd.h>
+
+namespace stepwell {
+
+using residency::PlaceId;
+
+constexpr residency::Instant kPublishNs = 1'000'000'000;
+
+// What was published last, for the rates of the next one.
+struct Stats {
+    std::unique_ptr<StatsPage> page;
+    report::LiveData last;
+    bool published = false;
+};
+
+StatsPublisher::StatsPublisher(Dispatcher &dispatch, Machine &machine, BackgroundErrors &errors,
+                               AccessRecorder &recorder, OptimizerTable &optimizers,
+                               Reporter &reporter, Meters &meters)
+    : dispatch_(dispatch),
+      machine_(machine),
+      errors_(errors),
+      recorder_(recorder),
+      optimizers_(optimizers),
+      reporter_(reporter),
+      meters_(meters)
+{
+}
+
+StatsPublisher::~StatsPublisher() = default;
+
+// By the opening thread, then by the timer's alone.
+void StatsPublisher::publish_stats()
+{
+    Stats &stats = *stats_;
+    report::LiveData data;
+    data.process = stats.last.process;
+    data.process_start = stats.last.process_start;
+    data.name = machine_.name;
+    data.version = stw_version_string();
+    for (PlaceId place = 0; place <= machine_.tiers.nvme(); ++place) {
+        report::TierReport tier;
+        tier.tier = static_cast<uint32_t>(machine_.tiers[place].kind);
+        tier.device = machine_.tiers[place].device;
+        if (machine_.tiers.place_of(tier.tier, tier.device) == residency::kNoPlace) continue;
+        (void)reporter_.tier_stats(tier.tier, tier.device, &tier.stats);
+        data.tiers.push_back(tier);
+    }
+    for (const observe::LinkTotal &total : meters_.link_totals()) {
+        report::LinkReport link;
+        link.link = total.link;
+        link.device = total.device;
+        if (reporter_.link_stats(total.link, total.device, &link.stats).ok())
+            data.links.push_back(link);
+    }
+    const residency::Instant time = dispatch_.now();
+    {
+        MutexLock lock(dispatch_.mutex());
+        recorder_.drain_hits();
+        data.hits = recorder_.hits_heard;
+        data.misses = recorder_.misses;
+        data.stalls = recorder_.stalls.all();
+        data.waiting_fetches = dispatch_.core.waiting_fetches();
+        data.transfers_in_flight = dispatch_.core.transfers_in_flight();
+        data.updates = optimizers_.updates.steps;
+        data.errors = errors_.count();
+        for (const std::unique_ptr<Phase> &phase : recorder_.phases) {
+            data.phases.push_back(
+                {phase->name, phase->totals.steps(), phase->step != 0, phase->totals.last()});
+        }
+    }
+    data.elapsed_ns = time - machine_.opened_ns;
+    stats.page->publish(report::live_text(data, stats.published ? &stats.last : nullptr));
+    stats.last = std::move(data);
+    stats.published = true;
+    stats_due_ns_ = time + kPublishNs;
+}
+
+// A page that cannot be had is no reason not to train.
+void StatsPublisher::open()
+{
+    Result<std::unique_ptr<StatsPage>> page = StatsPage::create();
+    if (!page.ok()) {
+        dispatch_.log.print(STW_LOG_WARNING, "stats", "%s", page.status().sentence());
+        return;
+    }
+    auto stats = std::make_unique<Stats>();
+    stats->page = page.take();
+    stats->last.process = static_cast<uint64_t>(getpid());
+    stats->last.process_start = process_start_ticks();
+    stats_ = std::move(stats);
+    publish_stats();
+}
+
+void StatsPublisher::on_timer(residency::Instant now)
+{
+    if (stats_ && now >= stats_due_ns_) publish_stats();
+}
+
+}  // namespace stepwell

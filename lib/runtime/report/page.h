@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// The page of statistics that `stepwell top` reads.
+#pragma once
+
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/machine/machine.h"
+
+namespace stepwell {
+
+class BackgroundErrors;
+class AccessRecorder;
+class OptimizerTable;
+class Reporter;
+class Meters;
+
+struct Stats;
+
+class StatsPublisher final : public DispatchHook {
+public:
+    StatsPublisher(Dispatcher &dispatch, Machine &machine, BackgroundErrors &errors,
+                   AccessRecorder &recorder, OptimizerTable &optimizers, Reporter &reporter,
+                   Meters &meters);
+    StatsPublisher(const StatsPublisher &) = delete;
+    StatsPublisher &operator=(const StatsPublisher &) = delete;
+
+    // Without the page where the system has none to give.
+    void open();
+    ~StatsPublisher() override;
+    [[nodiscard]] residency::Instant due() const override STW_REQUIRES(runtime_lock)
+    {
+        return stats_due_ns_;
+    }
+    void on_timer(residency::Instant now) override;
+
+private:
+    void publish_stats();
+
+    Dispatcher &dispatch_;
+    Machine &machine_;
+    BackgroundErrors &errors_;
+    AccessRecorder &recorder_;
+    OptimizerTable &optimizers_;
+    Reporter &reporter_;
+    Meters &meters_;
+    // Used by the timer's thread alone once it is open.
+    std::unique_ptr<Stats> stats_;  // null: there is no page
+    residency::Instant stats_due_ns_ = residency::kNever;
+};
+
+}  // namespace stepwell

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Statistics, reports and the timeline.
+#pragma once
+
+#include "lib/report/report.h"
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/machine/machine.h"
+
+namespace stepwell {
+
+class HandleTable;
+class ViewTable;
+class BackgroundErrors;
+class AccessRecorder;
+class MetadataBudget;
+class Meters;
+class PlanStore;
+class VictimPolicy;
+class OptimizerTable;
+class Reductions;
+class Steps;
+
+class Reporter final {
+public:
+    Reporter(Dispatcher &dispatch, HandleTable &handles, Machine &machine, ViewTable &views,
+             BackgroundErrors &errors, AccessRecorder &recorder, MetadataBudget &metadata,
+             Meters &meters, PlanStore &plans, VictimPolicy &victims, OptimizerTable &optimizers,
+             Reductions &reductions, Steps &steps)
+        : dispatch_(dispatch),
+          handles_(handles),
+          machine_(machine),
+          views_(views),
+          errors_(errors),
+          recorder_(recorder),
+          metadata_(metadata),
+          meters_(meters),
+          plans_(plans),
+          victims_(victims),
+          optimizers_(optimizers),
+          reductions_(reductions),
+          steps_(steps)
+    {
+    }
+    Reporter(const Reporter &) = delete;
+    Reporter &operator=(const Reporter &) = delete;
+
+    Status tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stats_out);
+    Status link_stats(uint32_t link, uint32_t device, stw_link_stats *stats_out);
+    Status device_info(uint32_t device, stw_device_info *info_out);
+    static Status driver_info(const char *driver, stw_driver_info *info_out);
+    Status write_report(const char *path);
+    Status write_timeline(const char *path);
+
+    report::ProfileReport profile;
+
+private:
+    void fill_report(report::ReportData &data);
+    void report_drivers(report::ReportData &data);
+    void report_waste(report::ReportData &data) const STW_REQUIRES(runtime_lock);
+    void report_history(report::HistoryData &data) const STW_REQUIRES(runtime_lock);
+    [[nodiscard]] std::vector<report::TensorName> tensor_names() const STW_REQUIRES(runtime_lock);
+
+    Dispatcher &dispatch_;
+    HandleTable &handles_;
+    Machine &machine_;
+    ViewTable &views_;
+    BackgroundErrors &errors_;
+    AccessRecorder &recorder_;
+    MetadataBudget &metadata_;
+    Meters &meters_;
+    PlanStore &plans_;
+    VictimPolicy &victims_;
+    OptimizerTable &optimizers_;
+    Reductions &reductions_;
+    Steps &steps_;
+};
+
+}  // namespace stepwell

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// report: what a runtime says of itself.
+#pragma once
+
+#include "lib/runtime/report/page.h"
+#include "lib/runtime/report/reporter.h"
+
+namespace stepwell {
+
+struct ReportRoom {
+    Reporter reporter;
+    StatsPublisher page;
+};
+
+}  // namespace stepwell

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Buffers of the library behind views that sum or convert: made, summed into their gradient, destroyed.
+#pragma once
+
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/handles/views.h"
+#include "lib/runtime/machine/machine.h"
+
+namespace stepwell {
+
+class AddressTable;
+class MetadataBudget;
+class Placement;
+class TransferSink;
+
+class PrivateBuffers final {
+public:
+    PrivateBuffers(Dispatcher &dispatch, Machine &machine, AddressTable &addresses,
+                   MetadataBudget &metadata, Placement &placement, TransferSink &sink)
+        : dispatch_(dispatch),
+          machine_(machine),
+          addresses_(addresses),
+          metadata_(metadata),
+          placement_(placement),
+          sink_(sink)
+    {
+    }
+    PrivateBuffers(const PrivateBuffers &) = delete;
+    PrivateBuffers &operator=(const PrivateBuffers &) = delete;
+
+    void drop_scratches(FetchPlan &plan);
+    Status make_scratch(Range &range) STW_REQUIRES(runtime_lock);
+    void drop_scratch(residency::TensorId scratch);
+    Status accumulate(const ViewSlot &slot, residency::TensorId sum, uint64_t sum_elements);
+    Status add_up(const stw_tensor &gradient, residency::TensorId scratch, uint32_t scratch_dtype,
+                  residency::TensorId sum, collective::Range range, uint64_t sum_elements);
+    Result<residency::TensorId> make_buffer(const stw_tensor &tensor, uint64_t bytes)
+        STW_REQUIRES(runtime_lock);
+
+private:
+    Dispatcher &dispatch_;
+    Machine &machine_;
+    AddressTable &addresses_;
+    MetadataBudget &metadata_;
+    Placement &placement_;
+    TransferSink &sink_;
+};
+
+}  // namespace stepwell

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where tensors live: what preset and role say, and what a program's policy says instead, in places
+// of the core.
+#include "lib/runtime/tensors/placement.h"
+
+#include "lib/report/report.h"
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/dispatch/snapshot.h"
+#include "lib/runtime/machine/machine.h"
+
+namespace stepwell {
+
+using residency::PlaceId;
+
+residency::Policy Placement::default_policy(uint32_t role) const
+{
+    residency::Policy policy;
+    for (PlaceId place = 0; place <= machine_.tiers.nvme(); ++place) {
+        if (machine_.tiers.has(place)) policy.allowed |= 1u << place;
+    }
+    PlaceId home = machine_.tiers.nvme();
+    const bool passes =
+        role == STW_ROLE_GRAD || role == STW_ROLE_ACTIVATION || role == STW_ROLE_CACHE;
+    if (passes) home = machine_.tiers.host();
+    if (preset == STW_PRESET_ZERO_OFFLOAD) {
+        home = role == STW_ROLE_PARAM ? machine_.tiers.nearest() : machine_.tiers.host();
+    }
+    while (home > 0 && !(policy.allowed & (1u << home))) --home;
+    while (!(policy.allowed & (1u << home))) ++home;
+    policy.home = home;
+    return policy;
+}
+
+Status Placement::to_policy(const stw_policy *from, uint32_t role,
+                            residency::Policy *policy_out) const
+{
+    residency::Policy policy = default_policy(role);
+    if (!from) {
+        *policy_out = policy;
+        return {};
+    }
+    if (from->allowed_tiers) {
+        uint32_t allowed = 0;
+        for (PlaceId place = 0; place <= machine_.tiers.nvme(); ++place) {
+            const uint32_t bit = 1u << (static_cast<uint32_t>(machine_.tiers[place].kind) - 1);
+            if (from->allowed_tiers & bit) allowed |= 1u << place;
+        }
+        policy.allowed &= allowed;
+    }
+    if (policy.allowed == 0) {
+        return Status::error(STW_ERROR_INVALID,
+                             "policy.allowed_tiers 0x%x names no tier that exists here",
+                             from->allowed_tiers);
+    }
+    if (from->home != STW_TIER_DEFAULT) {
+        const PlaceId home = machine_.tiers.place_of(from->home, from->home_device);
+        if (home == residency::kNoPlace || !(policy.allowed & (1u << home))) {
+            return Status::error(STW_ERROR_INVALID,
+                                 "policy.home %u is a tier that does not exist here or that "
+                                 "allowed_tiers leaves out",
+                                 from->home);
+        }
+        policy.home = home;
+    }
+    while (!(policy.allowed & (1u << policy.home))) {
+        policy.home = static_cast<PlaceId>((policy.home + 1) % (machine_.tiers.nvme() + 1));
+    }
+    policy.retention = static_cast<residency::Retention>(from->retention);
+    policy.priority = from->priority;
+    *policy_out = policy;
+    return {};
+}
+
+// Half of the room that the CPU works in: the rest stays for what the program holds.
+uint64_t Placement::update_window() const
+{
+    uint64_t room = dispatch_.core.budget_blocks(machine_.tiers.host());
+    if (room == 0) room = dispatch_.core.budget_blocks(machine_.tiers.nearest());
+    return std::max<uint64_t>(room / 2, 4) * machine_.block_bytes;
+}
+
+// A tensor is fetched only where its policy lets it be, and in parts only where they can be seen.
+Status Placement::check_places(const FetchPlan &plan) const
+{
+    MutexLock lock(dispatch_.mutex());
+    for (const Range &range : plan.ranges) {
+        const memory::Tier &at = machine_.tiers[range.place];
+        const bool part = range.byte_count != range.tensor->bytes && range.access != STW_REDUCE;
+        if (part && at.shows_runs && range.tensor->shown[range.place]) {
+            return Status::error(STW_ERROR_INVALID,
+                                 "%s has a fixed address, and the memory of device %u is "
+                                 "seen there in large pieces, so it is fetched as a whole and not "
+                                 "%s of %s; arena=shrinks as an option of the device lets parts be "
+                                 "fetched",
+                                 tensor_text(range.tensor->name).c_str(), at.device,
+                                 bytes_text(range.byte_count).c_str(),
+                                 bytes_text(range.tensor->bytes).c_str());
+        }
+        const uint32_t allowed = dispatch_.core.spec(range.tensor->id).policy.allowed;
+        if (allowed & (1u << range.place)) continue;
+        return Status::error(
+            STW_ERROR_INVALID,
+            "%s cannot be fetched at the %s tier: its policy's "
+            "allowed_tiers leave that tier out",
+            tensor_text(range.tensor->name).c_str(),
+            report::tier_name(static_cast<uint32_t>(machine_.tiers[range.place].kind)));
+    }
+    return {};
+}
+
+// As for the host, half of it.
+std::vector<update::WindowOptions> Placement::device_windows() const
+{
+    std::vector<update::WindowOptions> windows;
+    for (PlaceId place = 0; place < machine_.tiers.host(); ++place) {
+        if (!machine_.tiers[place].computes) continue;
+        const uint64_t blocks = std::max<uint64_t>(dispatch_.core.budget_blocks(place) / 2, 4);
+        windows.push_back({place, blocks * machine_.block_bytes});
+    }
+    return windows;
+}
+
+// What an update on a device keeps busy there: parameters, gradients, and states at home on one.
+void Placement::count_trained(const residency::TensorSpec &wanted, stw_tensor *tensor)
+{
+    const PlaceId home = wanted.policy.home;
+    const bool state = wanted.role == STW_ROLE_OPTIMIZER_STATE && machine_.tiers.is_device(home);
+    const bool trained = state || wanted.role == STW_ROLE_PARAM || wanted.role == STW_ROLE_GRAD;
+    tensor->notes.trained = trained;
+    if (trained) trained_bytes += wanted.bytes;
+}
+
+// Updates, sums and copies are refused before they begin, not half way.
+Status Placement::check_cpu_room() const
+{
+    MutexLock lock(dispatch_.mutex());
+    bool had_room = false;
+    for (PlaceId place = 0; place <= machine_.tiers.host(); ++place) {
+        if (!machine_.tiers[place].memory || !machine_.tiers[place].cpu_access) continue;
+        if (dispatch_.core.budget_blocks(place) > 0) return {};
+        had_room = true;
+    }
+    if (!had_room) return {};  // told by the fetch itself
+    return Status::error(STW_ERROR_BUDGET,
+                         "no tier that the CPU works in has a budget now; raise one with "
+                         "stw_tier_set_budget");
+}
+
+Status Placement::fits(const std::vector<Range> &ranges) const
+{
+    std::vector<residency::Request> requests;
+    std::vector<residency::Request> buffers;
+    requests.reserve(ranges.size());
+    for (const Range &range : ranges) {
+        if (range.into) continue;  // passes through, block by block
+        const residency::Access access = access_of(range.access);
+        const bool sums = range.access == STW_REDUCE && range.tensor->sharding;
+        if (range.dtype != 0 || sums) {
+            buffers.push_back({range.tensor->id, access, range.place, 0, sum_bytes(range)});
+        } else {
+            requests.push_back(
+                {range.tensor->id, access, range.place, range.byte_begin, range.byte_count});
+        }
+    }
+    if (requests.empty() && buffers.empty()) return {};
+    MutexLock lock(dispatch_.mutex());
+    return dispatch_.core.fits(requests, buffers);
+}
+
+}  // namespace stepwell

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where tensors rest by policy, and where parameters are updated. Depends on options and budgets, never
+// on current residency.
+#pragma once
+
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/machine/machine.h"
+
+namespace stepwell {
+
+class Placement final {
+public:
+    Placement(Dispatcher &dispatch, Machine &machine, uint32_t preset_of_all)
+        : preset(preset_of_all), dispatch_(dispatch), machine_(machine)
+    {
+    }
+    Placement(const Placement &) = delete;
+    Placement &operator=(const Placement &) = delete;
+
+    residency::Policy default_policy(uint32_t role) const;
+    Status to_policy(const stw_policy *from, uint32_t role, residency::Policy *policy_out) const;
+    Status check_places(const FetchPlan &plan) const;
+    [[nodiscard]] std::vector<update::WindowOptions> device_windows() const
+        STW_REQUIRES(runtime_lock);
+    void count_trained(const residency::TensorSpec &wanted, stw_tensor *tensor)
+        STW_REQUIRES(runtime_lock);
+    [[nodiscard]] uint64_t update_window() const STW_REQUIRES(runtime_lock);  // bytes
+    [[nodiscard]] Status check_cpu_room() const;
+
+    const uint32_t preset;
+    uint64_t trained_bytes STW_GUARDED_BY(runtime_lock) = 0;  // see count_trained()
+    // By place, of devices with streams: the budget, or what it changes to if that is less.
+    std::vector<uint64_t> update_blocks STW_GUARDED_BY(runtime_lock);
+
+    // Of ranges at places of this process; those with memory of the caller's pass through.
+    [[nodiscard]] Status fits(const std::vector<Range> &ranges) const STW_EXCLUDES(runtime_lock);
+
+private:
+    Dispatcher &dispatch_;
+    Machine &machine_;
+};
+
+}  // namespace stepwell

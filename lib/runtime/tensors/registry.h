@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors as the program has them: handles, names, shapes, policies.
+#pragma once
+
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/machine/machine.h"
+
+namespace stepwell {
+
+class HandleTable;
+class ViewTable;
+class BackgroundErrors;
+class AccessRecorder;
+class AddressTable;
+class MetadataBudget;
+class TransferSink;
+class RestoredTensors;
+class Placement;
+class OwedZeros;
+
+// A room that keeps more of a tensor that lies over ranks than its shard.
+class ShardObserver {
+public:
+    virtual ~ShardObserver() = default;
+    // Until no collective uses them any more.
+    virtual Status await_gathers(stw_tensor *const *tensors, uint32_t n) = 0;
+    virtual Status make_whole(stw_tensor &tensor) STW_REQUIRES(runtime_lock) = 0;
+    // All of it is destroyed: whether it may be, and it is.
+    virtual Status may_unshard(const stw_tensor &tensor, Commands &out)
+        STW_REQUIRES(runtime_lock) = 0;
+    virtual void unshard(stw_tensor &tensor, Commands &out) STW_REQUIRES(runtime_lock) = 0;
+    // Its shards are about to change past what was gathered of them.
+    virtual Status write_shards(stw_tensor *tensor, Commands &out) STW_REQUIRES(runtime_lock) = 0;
+    virtual void drop_partial(residency::TensorId tensor, Commands &out)
+        STW_REQUIRES(runtime_lock) = 0;
+};
+
+class TensorRegistry final {
+public:
+    TensorRegistry(Dispatcher &dispatch, HandleTable &handles, Machine &machine, ViewTable &views,
+                   BackgroundErrors &errors, AccessRecorder &recorder, AddressTable &addresses,
+                   MetadataBudget &metadata, TransferSink &sink, RestoredTensors &restored,
+                   Placement &placement, OwedZeros &zeros)
+        : dispatch_(dispatch),
+          handles_(handles),
+          machine_(machine),
+          views_(views),
+          errors_(errors),
+          recorder_(recorder),
+          addresses_(addresses),
+          metadata_(metadata),
+          sink_(sink),
+          restored_(restored),
+          placement_(placement),
+          zeros_(zeros)
+    {
+    }
+    TensorRegistry(const TensorRegistry &) = delete;
+    TensorRegistry &operator=(const TensorRegistry &) = delete;
+
+    Status create_tensors(const stw_tensor_spec *specs, uint32_t n, stw_tensor **tensors_out);
+    Status destroy_tensors(stw_tensor *const *tensors, uint32_t n);
+    Status find_tensor(const char *name, stw_tensor **tensor_out);
+    Status next_tensor(stw_tensor *previous, stw_tensor **next_out);
+    Status tensor_info(stw_tensor *tensor, stw_tensor_info *info_out);
+    Status set_policy(stw_tensor *tensor, const stw_policy &policy);
+    Status freeze(stw_tensor *tensor, bool frozen);
+    Status reshape(stw_tensor *tensor, const uint64_t *shape, uint32_t dimensions);
+    Status discard(stw_tensor *const *tensors, uint32_t n);
+    Status advise(stw_tensor *const *tensors, uint32_t n, uint32_t advice);
+    Status tensor_address(stw_tensor *tensor, uint32_t device, void **pointer_out,
+                          uint64_t *bytes_out);
+    Status destroy_held(stw_tensor *const *tensors, uint32_t n, const TensorHolder *holder)
+        STW_EXCLUDES(runtime_lock);
+    [[nodiscard]] std::string words_of(const stw_tensor &tensor) const;
+    void unregister_tensor(stw_tensor *tensor, Commands &out) STW_REQUIRES(runtime_lock);
+
+    uint64_t policies_changed STW_GUARDED_BY(runtime_lock) = 0;
+
+    void set_shards(ShardObserver &shards) { shards_ = &shards; }
+    // Shards are written past their gathered tensor.
+    Status change_shards(stw_tensor *tensor);
+
+private:
+    Status discard_one(stw_tensor *tensor, Commands &out, Core &core) STW_REQUIRES(runtime_lock);
+    Status create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out);
+    Status shard_one(const stw_tensor_spec &spec, uint64_t elements,
+                     std::unique_ptr<Sharding> *sharding_out) const;
+    Status register_tensor(const residency::TensorSpec &wanted, const std::string &words,
+                           stw_tensor *tensor) STW_REQUIRES(runtime_lock);
+    Status check_fixed_address(const stw_tensor_spec &spec, const Sharding *sharding) const;
+
+    Dispatcher &dispatch_;
+    HandleTable &handles_;
+    Machine &machine_;
+    ViewTable &views_;
+    BackgroundErrors &errors_;
+    AccessRecorder &recorder_;
+    AddressTable &addresses_;
+    MetadataBudget &metadata_;
+    TransferSink &sink_;
+    RestoredTensors &restored_;
+    Placement &placement_;
+    OwedZeros &zeros_;
+    ShardObserver *shards_ = nullptr;  // null: there are no ranks
+    std::map<std::string, stw_tensor *, std::less<>> names_ STW_GUARDED_BY(runtime_lock);
+};
+
+}  // namespace stepwell

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/runtime/tensors/zeros.h"
+
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/handles/table.h"
+#include "lib/runtime/machine/machine.h"
+
+namespace stepwell {
+
+using residency::PlaceId;
+using residency::TensorId;
+
+// Under the lock, after the contents went. What reads as zeros and shares its block with live ones
+// needs them written: when it is used next, as this call must not wait for the block.
+void OwedZeros::note_zeros(TensorId tensor)
+{
+    if (!dispatch_.core.spec(tensor).reads_zero ||
+        dispatch_.core.contents(tensor) != residency::Contents::kEmpty) {
+        return;
+    }
+    zeros_owed.insert(tensor);
+    zeros_owed_count.store(zeros_owed.size(), std::memory_order_relaxed);
+}
+
+// Before the tensor is used: its zeros are on their way, and who uses it waits for them alone.
+Status OwedZeros::write_zeros(const stw_tensor *tensor)
+{
+    if (zeros_owed_count.load(std::memory_order_relaxed) == 0) return {};
+    uint64_t bytes = 0;
+    {
+        MutexLock lock(dispatch_.mutex());
+        if (zeros_owed.count(tensor->id) == 0) return {};
+        bytes = dispatch_.core.spec(tensor->id).bytes;  // as created, and at least one
+    }
+    STW_TRY(machine_.pipeline->zero(tensor->id, bytes));
+    MutexLock lock(dispatch_.mutex());
+    zeros_owed.erase(tensor->id);
+    zeros_owed_count.store(zeros_owed.size(), std::memory_order_relaxed);
+    return {};
+}
+
+// Of all tensors: an optimizer asks for many.
+Status OwedZeros::write_all_zeros()
+{
+    if (zeros_owed_count.load(std::memory_order_relaxed) == 0) return {};
+    std::vector<stw_tensor *> owed;
+    {
+        MutexLock lock(dispatch_.mutex());
+        for (const TensorId tensor : zeros_owed) {
+            if (stw_tensor *handle = handles_.at(tensor)) owed.push_back(handle);
+        }
+    }
+    for (const stw_tensor *tensor : owed) STW_TRY(write_zeros(tensor));
+    return {};
+}
+
+}  // namespace stepwell

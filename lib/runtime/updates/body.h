@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the runtime keeps of an optimizer beside update/'s own object: the state tensors it made and
+// the tensors it holds. One thread at a time per optimizer, and beside it a commit.
+#pragma once
+
+#include "lib/runtime/handles/handles.h"
+#include "lib/update/optimizer.h"
+
+#include <set>
+
+namespace stepwell {
+
+struct OwnedState {
+    stw_tensor *parameter = nullptr;
+    std::string name;
+    stw_tensor *tensor = nullptr;
+};
+
+struct OptimizerBody : TensorHolder {
+    uint32_t algorithm = 0;
+    stw_optimizer *handle = nullptr;  // null once destroyed
+    std::unique_ptr<update::Optimizer> optimizer;
+    std::vector<OwnedState> states;
+    std::set<uint32_t> shared_groups;  // of parameters that all ranks update a part of
+    uint64_t shared_hash = 0;          // of these parameters, their parts and groups
+    // While `optimizer` gets entries or ends: a commit reads its counts on another thread. Before
+    // the runtime's lock.
+    Mutex changes;
+    bool durable = false;  // its states and counts are part of generations
+    bool has_policy = false;
+    stw_policy policy = STW_POLICY_INIT;
+    stw_custom_update custom{};
+    bool has_average = false;
+    uint32_t state_dtype = STW_F32;  // of the moments
+    std::vector<std::string> custom_names;
+    std::vector<const char *> custom_pointers;
+};
+
+}  // namespace stepwell

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the update layer asks of the tiers, over the core: claims, and pieces wherever the CPU can
+// work on them. Called by the pipeline's threads with none of its locks held.
+#include "lib/runtime/updates/tiers.h"
+
+#include "lib/runtime/addresses/addresses.h"
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/dispatch/errors.h"
+#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/recording/recorder.h"
+#include "lib/runtime/updates/devices.h"
+#include "lib/runtime/updates/piece_fetch.h"
+#include "lib/runtime/views/sleepers.h"
+#include "lib/support/assert.h"
+
+namespace stepwell {
+
+residency::ClaimId TierAccess::claim(const residency::TensorId *tensors, uint32_t n)
+{
+    dispatch_.give_way();
+    residency::ClaimId claim = 0;
+    dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {
+        recorder_.drain_hits();
+        claim = core.claim();
+        for (uint32_t i = 0; i < n; ++i) core.claim_tensor(claim, tensors[i]);
+    });
+    return claim;
+}
+
+// Not of the pipeline's, whose turns come one after the other.
+residency::ClaimId TierAccess::claim_alone(residency::TensorId tensor)
+{
+    dispatch_.give_way();
+    residency::ClaimId claim = 0;
+    dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {
+        recorder_.drain_hits();
+        claim = core.claim(true);
+        core.claim_tensor(claim, tensor);
+    });
+    return claim;
+}
+
+void TierAccess::unclaim(residency::ClaimId claim, const residency::TensorId *tensors, uint32_t n,
+                         residency::TensorId emptied)
+{
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
+        for (uint32_t i = 0; i < n; ++i) {
+            core.unclaim_tensor(claim, tensors[i], tensors[i] == emptied, out);
+            if (tensors[i] == emptied) recorder_.note_discard(schedule::Lane::kUpdate, emptied);
+        }
+        recorder_.plan_due = true;  // a plan passes by what an update has
+    });
+}
+
+void TierAccess::fail(residency::TensorId tensor, const Status &cause)
+{
+    dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {
+        core.fail(tensor, cause);
+        errors_.add(tensor, cause);
+    });
+}
+
+void TierAccess::miss(residency::TensorId tensor, const Status &cause)
+{
+    dispatch_.act([&](Core &core, Commands &)
+                      STW_REQUIRES(runtime_lock) { core.miss(tensor, cause); });
+}
+
+void TierAccess::versions(residency::ClaimId claim, const residency::TensorId *tensors, uint32_t n,
+                          uint64_t *versions_out)
+{
+    MutexLock lock(dispatch_.mutex());
+    for (uint32_t i = 0; i < n; ++i) {
+        const residency::TensorId tensor = tensors[i];
+        const bool settled = dispatch_.core.claimed_by(tensor) == claim &&
+                             !dispatch_.core.in_use(tensor) &&
+                             dispatch_.core.contents(tensor) == residency::Contents::kValid;
+        versions_out[i] = settled ? dispatch_.core.version(tensor) : 0;
+    }
+}
+
+residency::Contents TierAccess::contents(residency::TensorId tensor)
+{
+    MutexLock lock(dispatch_.mutex());
+    return dispatch_.core.contents(tensor);
+}
+
+uint64_t TierAccess::version(residency::TensorId tensor)
+{
+    MutexLock lock(dispatch_.mutex());
+    return dispatch_.core.version(tensor);
+}
+
+void TierAccess::fetch(residency::ClaimId claim, const update::Piece *pieces, uint32_t n,
+                       residency::PlaceId place, residency::Class urgency, update::FetchDone done,
+                       void *user)
+{
+    STW_ASSERT(n <= update::kPiecesMax);
+    auto *mine = new PieceFetch();
+    mine->owner = this;
+    mine->claim = claim;
+    mine->count = n;
+    mine->done = done;
+    mine->user = user;
+    residency::FetchAsked asked;
+    asked.claim = claim;
+    // An update that was accepted must not be lost because views pin the room at this moment.
+    asked.flags = residency::kFetchInternal | residency::kFetchWaitRoom;
+    asked.urgency = urgency;
+    for (uint32_t i = 0; i < n; ++i) {
+        mine->pieces[i] = pieces[i];
+        asked.requests.push_back({pieces[i].tensor, pieces[i].access, place, pieces[i].byte_begin,
+                                  pieces[i].byte_count});
+    }
+    mine->waiter.user = mine;
+    mine->waiter.call = [](Waiter &waiter) {
+        auto *fetch = static_cast<PieceFetch *>(waiter.user);
+        const update::FetchDone tell = fetch->done;
+        void *whom = fetch->user;
+        if (!waiter.status.ok()) {
+            const Status status = std::move(waiter.status);
+            delete fetch;
+            tell(whom, status, 0, nullptr);
+            return;
+        }
+        void *pointers[update::kPiecesMax];
+        {
+            MutexLock lock(fetch->owner->dispatch_.mutex());
+            for (uint32_t i = 0; i < fetch->count; ++i) {
+                fetch->places[i] = waiter.grants[i].place;
+                fetch->slots[i] = waiter.grants[i].slot;
+                pointers[i] =
+                    fetch->owner->addresses_.piece_pointer(waiter.grants[i], fetch->pieces[i]);
+            }
+        }
+        tell(whom, Status(), reinterpret_cast<uint64_t>(fetch), pointers);
+    };
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
+        recorder_.note_update(asked);
+        mine->waiter.fetch = core.fetch(asked, dispatch_.now(), out);
+        dispatch_.expect(mine->waiter);
+    });
+}
+
+void TierAccess::updates_wait()
+{
+    Dispatcher::Deferred deferred;
+    {
+        MutexLock lock(dispatch_.mutex());
+        if (!sleepers_.sleepers.empty()) sleepers_.break_deadlocks();
+        deferred = dispatch_.take_deferred();
+    }
+    dispatch_.call_out(deferred);
+}
+
+void TierAccess::release(uint64_t ticket, uint64_t far_pieces)
+{
+    auto *mine = reinterpret_cast<PieceFetch *>(ticket);
+    device_updates_.end_update(*mine);
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
+        for (uint32_t i = 0; i < mine->count; ++i) {
+            residency::Release release;
+            release.tensor = mine->pieces[i].tensor;
+            release.access = mine->pieces[i].access;
+            release.place = mine->places[i];
+            release.byte_begin = mine->pieces[i].byte_begin;
+            release.byte_count = mine->pieces[i].byte_count;
+            release.far = (far_pieces >> i & 1) != 0;
+            release.internal = true;
+            release.claim = mine->claim;
+            recorder_.note_update_end(release);
+            core.release(release, dispatch_.now(), out);
+        }
+    });
+    delete mine;
+}
+
+uint64_t TierAccess::pack_offset(residency::TensorId tensor) const
+{
+    return addresses_.pack_offset(tensor);
+}
+
+}  // namespace stepwell

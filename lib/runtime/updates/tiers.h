@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the update pipeline asks of the tiers: claims, and pieces wherever an update may work on them.
+#pragma once
+
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/machine/machine.h"
+#include "lib/update/tiers.h"
+
+namespace stepwell {
+
+class BackgroundErrors;
+class AccessRecorder;
+class AddressTable;
+class Sleepers;
+class DeviceUpdates;
+
+class TierAccess final : public update::Tiers {
+public:
+    TierAccess(Dispatcher &dispatch, Machine &machine, BackgroundErrors &errors,
+               AccessRecorder &recorder, AddressTable &addresses, Sleepers &sleepers,
+               DeviceUpdates &device_updates)
+        : dispatch_(dispatch),
+          machine_(machine),
+          errors_(errors),
+          recorder_(recorder),
+          addresses_(addresses),
+          sleepers_(sleepers),
+          device_updates_(device_updates)
+    {
+    }
+    TierAccess(const TierAccess &) = delete;
+    TierAccess &operator=(const TierAccess &) = delete;
+
+    residency::ClaimId claim(const residency::TensorId *tensors, uint32_t n) override;
+    void unclaim(residency::ClaimId claim, const residency::TensorId *tensors, uint32_t n,
+                 residency::TensorId emptied) override;
+    void fail(residency::TensorId tensor, const Status &cause) override;
+    void miss(residency::TensorId tensor, const Status &cause) override;
+    void versions(residency::ClaimId claim, const residency::TensorId *tensors, uint32_t n,
+                  uint64_t *versions_out) override;
+    residency::Contents contents(residency::TensorId tensor) override;
+    uint64_t version(residency::TensorId tensor) override;
+    void fetch(residency::ClaimId claim, const update::Piece *pieces, uint32_t n,
+               residency::PlaceId place, residency::Class urgency, update::FetchDone done,
+               void *user) override;
+    void release(uint64_t ticket, uint64_t far_pieces) override;
+    void updates_wait() override;
+    residency::ClaimId claim_alone(residency::TensorId tensor);
+
+    [[nodiscard]] uint64_t block_bytes() const override { return machine_.block_bytes; }
+    [[nodiscard]] uint64_t pack_offset(residency::TensorId tensor) const override;
+
+private:
+    Dispatcher &dispatch_;
+    Machine &machine_;
+    BackgroundErrors &errors_;
+    AccessRecorder &recorder_;
+    AddressTable &addresses_;
+    Sleepers &sleepers_;
+    DeviceUpdates &device_updates_;
+};
+
+}  // namespace stepwell

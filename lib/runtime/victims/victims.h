@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// The program's own order of eviction, asked by a thread of its own with no lock held.
+#pragma once
+
+#include "lib/runtime/addresses/metadata.h"
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/victims/scoring.h"
+
+namespace stepwell {
+
+class HandleTable;
+class AccessRecorder;
+
+class VictimPolicy final : public DispatchHook, public MetadataUser {
+public:
+    VictimPolicy(Dispatcher &dispatch, HandleTable &handles, Machine &machine,
+                 AccessRecorder &recorder, MetadataBudget &metadata)
+        : dispatch_(dispatch),
+          handles_(handles),
+          machine_(machine),
+          recorder_(recorder),
+          metadata_(metadata)
+    {
+    }
+    VictimPolicy(const VictimPolicy &) = delete;
+    VictimPolicy &operator=(const VictimPolicy &) = delete;
+
+    Status set_victim_policy(const stw_victim_policy *policy, uint64_t timeout_ns);
+    [[nodiscard]] bool has_policy() const STW_REQUIRES(runtime_lock);
+    [[nodiscard]] uint64_t policy_bytes(uint64_t tensors) const;
+    Status end_policy(uint64_t timeout_ns);
+    void ask_policy() STW_REQUIRES(runtime_lock);
+    void note_departures() STW_REQUIRES(runtime_lock);
+
+    std::unique_ptr<Scoring> scoring STW_GUARDED_BY(runtime_lock)
+        STW_PT_GUARDED_BY(runtime_lock);  // null until there is a policy
+
+    void after_round(residency::Instant now, Commands &out) override STW_REQUIRES(runtime_lock);
+    [[nodiscard]] uint64_t metadata_bytes() const override STW_REQUIRES(runtime_lock);
+    [[nodiscard]] uint64_t tensor_bytes(uint64_t tensors, bool at_most) const override
+        STW_REQUIRES(runtime_lock);
+
+private:
+    [[nodiscard]] Status check_policy_room() const STW_REQUIRES(runtime_lock);
+    Status start_policy_thread() STW_REQUIRES(runtime_lock);
+    Status await_policy(uint64_t timeout_ns, bool closes) STW_REQUIRES(runtime_lock);
+    bool await_scoring() STW_REQUIRES(runtime_lock);
+    void run_policy();
+    void score_place(residency::PlaceId place) STW_REQUIRES(runtime_lock);
+    residency::Instant take_snapshot(residency::PlaceId place, uint32_t victim_bytes)
+        STW_REQUIRES(runtime_lock);
+    void show(const residency::Candidate &candidate, uint32_t victim_bytes, VictimTable &table)
+        STW_REQUIRES(runtime_lock);
+    residency::Instant apply_scores(residency::PlaceId place) STW_REQUIRES(runtime_lock);
+
+    Dispatcher &dispatch_;
+    HandleTable &handles_;
+    Machine &machine_;
+    AccessRecorder &recorder_;
+    MetadataBudget &metadata_;
+};
+
+}  // namespace stepwell

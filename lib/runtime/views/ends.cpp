@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+// Release: the end of views. Read views of resident tensors end without the lock; the others tell
+// the core what became of the bytes. Also operations: fetches that somebody collects later.
+#include "lib/runtime/views/ends.h"
+
+#include "lib/runtime/addresses/addresses.h"
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/dispatch/errors.h"
+#include "lib/runtime/dispatch/snapshot.h"
+#include "lib/runtime/handles/views.h"
+#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/recording/recorder.h"
+#include "lib/runtime/tensors/buffers.h"
+#include "lib/runtime/tensors/registry.h"
+#include "lib/runtime/tensors/zeros.h"
+#include "lib/runtime/views/streams.h"
+#include "lib/support/assert.h"
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+namespace stepwell {
+namespace {
+
+constexpr uint32_t kHints = STW_RELEASE_FAR | STW_RELEASE_NEAR | STW_RELEASE_DISCARD;
+
+}  // namespace
+
+Status ViewEnds::release(stw_view *views, uint32_t n, void *stream, uint32_t flags)
+{
+    Status first;
+    for (uint32_t i = 0; i < n; ++i) {
+        Status status = release_one(views[i], stream, flags);
+        if (first.ok() && !status.ok()) first = std::move(status);
+    }
+    return first;
+}
+
+Status ViewEnds::release_one(stw_view &view, void *stream, uint32_t flags)
+{
+    memory::DeviceStreams::Id id = 0;
+    if (views_.is_view_of(view.cookie, view.tensor)) {
+        const ViewSlot &slot = views_.slot(ViewTable::index_of(view.cookie));
+        if (machine_.tiers[slot.place].streams)
+            STW_TRY(streams_.stream_id(slot.place, stream, &id));
+    }
+    if (id == 0 && stream != STW_STREAM_HOST) STW_TRY(streams_.check_stream(stream));
+    const uint32_t index =
+        views_.is_view_of(view.cookie, view.tensor) ? views_.close(view.cookie) : residency::kNone;
+    if (index == residency::kNone && view.cookie == kCopyCookie) return release_copy(view, flags);
+    if (index == residency::kNone) {
+        return Status::error(STW_ERROR_INVALID,
+                             "the view with cookie 0x%llx is not open: it was released before, "
+                             "belongs to an ended step, or its bytes were overwritten",
+                             static_cast<unsigned long long>(view.cookie));
+    }
+    view.cookie = 0;
+    view.pointer = nullptr;
+    ViewSlot &slot = views_.slot(index);
+    return end_view(index, slot, id, flags);
+}
+
+Status ViewEnds::end_view(uint32_t index, ViewSlot &slot, memory::DeviceStreams::Id stream,
+                          uint32_t flags)
+{
+    stw_tensor *tensor = slot.tensor;
+    if (const memory::Tier &at = machine_.tiers[slot.place]; at.streams && slot.byte_count > 0) {
+        const bool seen = at.shows && slot.scratch == residency::kNone;
+        const bool part = at.shows_runs && slot.byte_count != tensor->bytes;
+        memory::ShownTensor *shown = seen && !part ? tensor->shown[slot.place] : nullptr;
+        at.streams->end(stream, streams_.slots_of(slot), slot.access != STW_READ,
+                        shown ? &shown->users() : nullptr);
+    }
+    Status status;
+    if (slot.exported) slot.exported = 0;
+    ThreadState *state = views_.thread_state();
+    views_.note_release(slot.owner, state);
+    if (slot.by_gate && slot.scratch == residency::kNone) {
+        const residency::PlaceId place = slot.place;
+        const residency::Request view{tensor->id, residency::Access::kRead, place, slot.byte_begin,
+                                      slot.byte_count};
+        const uint64_t step = slot.step;
+        views_.give_slot(state, index);
+        if (recorder_.enabled && step != 0 && (flags & kHints) == 0 && state) {
+            ViewTable::push_end(*state, tensor->id, place, step);
+        }
+        const bool last = tensor->doors[place].gate.unpin();
+        if (!last && (flags & kHints) == 0 && !dispatch_.has_stuck() && !errors_.any()) {
+            return {};
+        }
+        dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
+            const bool far = (flags & STW_RELEASE_FAR) != 0;
+            const bool near = (flags & STW_RELEASE_NEAR) != 0;
+            // The hit itself is older than the hint.
+            if (flags & kHints) recorder_.drain_hits();
+            if (flags & kHints) recorder_.note_release(view, step, flags);
+            core.gate_idle(tensor->id, dispatch_.now(), out);
+            if (far || near) core.release_hint(tensor->id, place, far, dispatch_.now(), out);
+            if (flags & STW_RELEASE_DISCARD) status = core.discard(tensor->id, out);
+        });
+        if (!status.ok()) return status;
+        return errors_.of(tensor->id);
+    }
+    const ViewSlot copy{slot.serial.load(), tensor,     slot.byte_begin, slot.byte_count,
+                        slot.step,          slot.owner, slot.scratch,    slot.access,
+                        slot.place,         0,          slot.dtype,      slot.absent};
+    const bool by_gate = slot.by_gate != 0;
+    views_.give_slot(state, index);
+    if (tensor->sharding && copy.scratch == tensor->sharding->whole &&
+        copy.scratch != residency::kNone) {
+        return wholes_->end(copy, by_gate, flags);
+    }
+    if (copy.scratch != residency::kNone) {
+        return copy.access == STW_REDUCE ? release_reduce(copy, flags)
+                                         : release_converted(copy, flags);
+    }
+    residency::Release release;
+    release.tensor = tensor->id;
+    release.access = copy.access == STW_READ         ? residency::Access::kRead
+                     : copy.access == STW_READ_WRITE ? residency::Access::kReadWrite
+                                                     : residency::Access::kWrite;
+    release.place = copy.place;
+    release.byte_begin = copy.byte_begin;
+    release.byte_count = copy.byte_count;
+    release.far = (flags & STW_RELEASE_FAR) != 0;
+    release.near = (flags & STW_RELEASE_NEAR) != 0;
+    release.discard = (flags & STW_RELEASE_DISCARD) != 0;
+    release.abandon = (flags & STW_RELEASE_ABANDON) != 0 && copy.access != STW_READ;
+    Measured measured = measure_gradient(copy, flags);
+    uint64_t version = 0;
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
+        const residency::Request view{release.tensor, release.access, release.place,
+                                      release.byte_begin, release.byte_count};
+        recorder_.note_release(view, copy.step, flags);
+        core.release(release, dispatch_.now(), out);
+        version = core.version(tensor->id);
+        if (copy.access == STW_READ && release.discard) status = core.discard(tensor->id, out);
+        zeros_.note_zeros(tensor->id);
+        if (copy.access == STW_REDUCE && !release.abandon)
+            recorder_.note_reduced(tensor, copy.step);
+    });
+    if (measured.order != 0) {
+        machine_.pipeline->measured(tensor->id, measured.order, std::move(measured.measurement),
+                                    version);
+    }
+    if (!status.ok()) return status;
+    return errors_.of(tensor->id);
+}
+
+// A gradient whose norm the next step will ask for, while its bytes are here and still the view's.
+// What cannot be had for it now, the step will do.
+Measured ViewEnds::measure_gradient(const ViewSlot &view, uint32_t flags)
+{
+    constexpr uint32_t kMoves =
+        STW_RELEASE_MORE | STW_RELEASE_ABANDON | STW_RELEASE_DISCARD;  // on, or to nothing
+    const bool whole = view.byte_begin == 0 && view.byte_count == view.tensor->bytes;
+    if (view.access == STW_READ || !whole || view.byte_count == 0 || (flags & kMoves) != 0) {
+        return {};
+    }
+    if (!machine_.pipeline || !machine_.tiers[view.place].cpu_access) return {};
+    Measured measured;
+    try {
+        std::vector<update::ElementRange> parts;
+        measured.order = machine_.pipeline->wants_measure(view.tensor->id, parts);
+        if (measured.order == 0) return {};
+        // A tensor that was made smaller since has parts that are not in this view.
+        const uint64_t elements = view.byte_count / (view.tensor->element_bits / 8);
+        for (const update::ElementRange &part : parts) {
+            if (part.begin + part.count > elements) return {};
+        }
+        update::Piece all;
+        all.tensor = view.tensor->id;
+        const void *bytes = nullptr;
+        {
+            MutexLock lock(dispatch_.mutex());
+            bytes = addresses_.piece_pointer(dispatch_.core.location(all.tensor, view.place), all);
+        }
+        measured.measurement = update::measure(bytes, view.tensor->dtype, parts);
+    } catch (const std::bad_alloc &) {
+        return {};
+    }
+    return measured;
+}
+
+// The private buffer is added behind the call, in the order of releases.
+Status ViewEnds::release_reduce(const ViewSlot &slot, uint32_t flags)
+{
+    if (slot.tensor->sharding) return sums_->end(slot, false, flags);
+    residency::Release release;
+    release.tensor = slot.scratch;
+    release.access = residency::Access::kWrite;
+    release.place = slot.place;
+    release.byte_count = buffer_bytes(slot);
+    const bool drops = (flags & (STW_RELEASE_ABANDON | STW_RELEASE_DISCARD)) != 0;
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
+        core.release(release, dispatch_.now(), out);
+        if (!drops) recorder_.note_reduced(slot.tensor, slot.step);
+    });
+    if (drops) {
+        buffers_.drop_scratch(slot.scratch);
+        return {};
+    }
+    STW_TRY(zeros_.write_zeros(slot.tensor));
+    return buffers_.accumulate(slot, slot.tensor->id, slot.tensor->elements);
+}
+
+uint64_t buffer_bytes(const ViewSlot &view)
+{
+    const stw_tensor *tensor = view.tensor;
+    const uint64_t elements = view.byte_count / (tensor->element_bits / 8);
+    const uint32_t dtype = view.dtype;
+    return sum_elements(*tensor, view.access, elements) *
+           (dtype == 0 ? tensor->element_bits / 8 : stw_dtype_bits(dtype) / 8);
+}
+
+// A whole buffer that is summed over ranks has the padding of their parts.
+uint64_t sum_elements(const stw_tensor &tensor, uint32_t access, uint64_t elements)
+{
+    const bool pads =
+        access == STW_REDUCE && tensor.sharding && elements == tensor.sharding->elements();
+    return pads ? tensor.sharding->padded_elements() : elements;
+}
+
+// What was converted goes with its view.
+Status ViewEnds::release_converted(const ViewSlot &slot, uint32_t flags)
+{
+    stw_tensor *tensor = slot.tensor;
+    residency::Release release;
+    release.tensor = slot.scratch;
+    release.access = residency::Access::kReadWrite;
+    release.place = slot.place;
+    release.byte_count = buffer_bytes(slot);
+    Status status;
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
+        core.release(release, dispatch_.now(), out);
+        const Status gone = core.destroy(slot.scratch, out);
+        STW_ASSERT(gone.ok());
+        if (flags & STW_RELEASE_DISCARD) status = core.discard(tensor->id, out);
+        zeros_.note_zeros(tensor->id);
+    });
+    if (!status.ok()) return status;
+    return errors_.of(tensor->id);
+}
+
+// A view of the caller's memory: there is nothing to give back.
+Status ViewEnds::release_copy(stw_view &view, uint32_t flags)
+{
+    view.cookie = 0;
+    view.pointer = nullptr;
+    if (flags & STW_RELEASE_DISCARD) STW_TRY(registry_.discard(&view.tensor, 1));
+    return errors_.of(view.tensor->id);
+}
+
+Status ViewEnds::check_open(const stw_view &view) const
+{
+    if ((view.cookie >> 24 & 1) != 0 && views_.is_view_of(view.cookie, view.tensor)) return {};
+    if (view.cookie == kCopyCookie) {
+        return Status::error(STW_ERROR_INVALID,
+                             "the view of %s is a copy in memory of the caller's, which "
+                             "keeps itself alive: export that memory",
+                             tensor_text(view.tensor->name).c_str());
+    }
+    return Status::error(STW_ERROR_INVALID,
+                         "the view with cookie 0x%llx is not open: it was released or exported "
+                         "before, belongs to an ended step, or its bytes were overwritten",
+                         static_cast<unsigned long long>(view.cookie));
+}
+
+uint32_t ViewEnds::dtype_of(const stw_view &view) const
+{
+    const ViewSlot &slot = views_.slot(ViewTable::index_of(view.cookie));
+    const uint32_t dtype = slot.scratch != residency::kNone ? uint32_t{slot.dtype} : 0;
+    return dtype != 0 ? dtype : view.tensor->dtype;
+}
+
+Status ViewEnds::move_to_export(stw_view *view, stw_view *moved_out)
+{
+    STW_TRY(check_open(*view));
+    const uint32_t index = views_.close(view->cookie);
+    if (index == residency::kNone) {
+        return Status::error(STW_ERROR_INVALID,
+                             "another thread released or exported the view at the same time");
+    }
+    views_.slot(index).exported = 1;
+    *moved_out = *view;
+    moved_out->cookie = views_.open(index);
+    view->cookie = 0;
+    view->pointer = nullptr;
+    return {};
+}
+
+// ------------------------------------------------------------------------------- operations --
+
+}  // namespace stepwell

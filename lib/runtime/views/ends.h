@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// The end of views: read views of resident tensors without the lock, the others by what their kind is.
+#pragma once
+
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/handles/views.h"
+#include "lib/runtime/machine/machine.h"
+
+namespace stepwell {
+
+class ViewTable;
+class BackgroundErrors;
+class AccessRecorder;
+class AddressTable;
+class PrivateBuffers;
+class OwedZeros;
+class TensorRegistry;
+class StreamOrder;
+
+// The end of views that are of more than one rank.
+class ViewKind {
+public:
+    virtual ~ViewKind() = default;
+    virtual Status end(const ViewSlot &view, bool by_gate, uint32_t flags) = 0;
+};
+
+// A gradient that was measured at the end of its view.
+struct Measured {
+    uint64_t order = 0;  // 0: was not
+    update::Measurement measurement;
+};
+
+class ViewEnds final {
+public:
+    ViewEnds(Dispatcher &dispatch, Machine &machine, ViewTable &views, BackgroundErrors &errors,
+             AccessRecorder &recorder, AddressTable &addresses, PrivateBuffers &buffers,
+             OwedZeros &zeros, TensorRegistry &registry, StreamOrder &streams)
+        : dispatch_(dispatch),
+          machine_(machine),
+          views_(views),
+          errors_(errors),
+          recorder_(recorder),
+          addresses_(addresses),
+          buffers_(buffers),
+          zeros_(zeros),
+          registry_(registry),
+          streams_(streams)
+    {
+    }
+    ViewEnds(const ViewEnds &) = delete;
+    ViewEnds &operator=(const ViewEnds &) = delete;
+
+    Status release(stw_view *views, uint32_t n, void *stream, uint32_t flags);
+    [[nodiscard]] Status check_open(const stw_view &view) const;
+    [[nodiscard]] uint32_t dtype_of(const stw_view &view) const;  // that is open
+    Status move_to_export(stw_view *view, stw_view *moved_out);
+    Status release_one(stw_view &view, void *stream, uint32_t flags);
+    Status end_view(uint32_t index, ViewSlot &slot, memory::DeviceStreams::Id stream,
+                    uint32_t flags);
+
+    // Of gathered tensors, and of sums over ranks.
+    void set_ranks(ViewKind &wholes, ViewKind &sums)
+    {
+        wholes_ = &wholes;
+        sums_ = &sums;
+    }
+
+private:
+    Measured measure_gradient(const ViewSlot &view, uint32_t flags);
+    Status release_reduce(const ViewSlot &slot, uint32_t flags);
+    Status release_converted(const ViewSlot &slot, uint32_t flags);
+    Status release_copy(stw_view &view, uint32_t flags);
+
+    Dispatcher &dispatch_;
+    Machine &machine_;
+    ViewTable &views_;
+    BackgroundErrors &errors_;
+    AccessRecorder &recorder_;
+    AddressTable &addresses_;
+    PrivateBuffers &buffers_;
+    OwedZeros &zeros_;
+    TensorRegistry &registry_;
+    StreamOrder &streams_;
+    ViewKind *wholes_ = nullptr;  // null: there are no ranks
+    ViewKind *sums_ = nullptr;
+};
+
+}  // namespace stepwell

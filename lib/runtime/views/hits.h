@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Read views of resident tensors, without the lock, an allocation or a system call.
+#pragma once
+
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/handles/views.h"
+#include "lib/runtime/machine/machine.h"
+
+namespace stepwell {
+
+class ViewTable;
+class BackgroundErrors;
+class AccessRecorder;
+class StreamOrder;
+class ViewEnds;
+
+class HitPath final {
+public:
+    HitPath(Dispatcher &dispatch, Machine &machine, ViewTable &views, BackgroundErrors &errors,
+            AccessRecorder &recorder, StreamOrder &streams, ViewEnds &ends)
+        : dispatch_(dispatch),
+          machine_(machine),
+          views_(views),
+          errors_(errors),
+          recorder_(recorder),
+          streams_(streams),
+          ends_(ends)
+    {
+    }
+    HitPath(const HitPath &) = delete;
+    HitPath &operator=(const HitPath &) = delete;
+
+    // One read of a resident tensor: no lock, no allocation, no system call. False: the long way.
+    bool fetch_hit(const Range &range, uint64_t step, void *stream, stw_view *view_out);
+    static constexpr uint32_t kHitsAtOnceMax = 16;
+    bool fetch_hits(const Range *ranges, uint32_t n, uint64_t step, void *stream,
+                    stw_view *views_out);
+    // The same of any number: pinned one after the other, opened when all are.
+    bool add_hit(HitChain *chain, const Range &range, uint64_t step);
+    void open_hits(const HitChain &chain, stw_view *views_out);
+    void undo_hits(const HitChain &chain);
+    static void describe_view(const Range &range, const memory::Tier &place, void *pointer,
+                              uint64_t cookie, stw_view *view_out);
+
+private:
+    uint32_t pin_hit(const Range &range, uint64_t step);
+    uint32_t pin_hit_on(const Range &range, uint64_t step, void *stream);
+    void undo_hit(uint32_t index);
+    void open_hit(uint32_t index, const Range &range, uint64_t step, stw_view *view_out);
+    void push_after_drain(ThreadState &state, residency::TensorId tensor, residency::PlaceId place,
+                          uint64_t step);
+
+    Dispatcher &dispatch_;
+    Machine &machine_;
+    ViewTable &views_;
+    BackgroundErrors &errors_;
+    AccessRecorder &recorder_;
+    StreamOrder &streams_;
+    ViewEnds &ends_;
+};
+
+}  // namespace stepwell

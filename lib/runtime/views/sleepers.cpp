@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+// Threads of the program that wait for a fetch: what the wait is put down to, whether it could only
+// end by the asker itself, and who gives way when sleepers wait for each other.
+#include "lib/runtime/views/sleepers.h"
+
+#include "lib/observe/nvtx.h"
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/dispatch/snapshot.h"
+#include "lib/runtime/handles/views.h"
+#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/machine/touches.h"
+#include "lib/runtime/recording/recorder.h"
+
+#include <algorithm>
+
+namespace stepwell {
+
+// What a wait that begins now is put down to.
+observe::Stall Sleepers::cause_of(const Waiter &waiter) const
+{
+    if (dispatch_.core.waits_for_locks(waiter.fetch)) return observe::Stall::kUpdate;
+    if (dispatch_.core.waits_for_room(waiter.fetch)) return observe::Stall::kRoom;
+    return dispatch_.core.waits_for_nvme(waiter.fetch) ? observe::Stall::kNvme
+                                                       : observe::Stall::kHostDevice;
+}
+
+// Would the fetch wait for a view that its own thread or step holds?
+bool Sleepers::waits_for_itself(const Waiter &waiter, std::string *tensor_out)
+{
+    for (uint32_t index = 0; index < views_.slots_used(); ++index) {
+        if (!views_.is_open(index)) continue;
+        const ViewSlot &view = views_.slot(index);
+        const bool own = (waiter.owner != 0 && view.owner == waiter.owner) ||
+                         (waiter.plan.step != 0 && view.step == waiter.plan.step);
+        if (!own || view.scratch != residency::kNone) continue;
+        for (const Range &range : waiter.plan.ranges) {
+            if (range.scratch != residency::kNone) continue;
+            const bool beside = waiter.plan.beside_readers && view.place == range.place;
+            const bool writes = view.access != STW_READ || (range.access != STW_READ && !beside);
+            const bool claimed = dispatch_.core.claimed_by(range.tensor->id) != 0;
+            const bool same = range.tensor == view.tensor && (writes || claimed);
+            const bool elsewhere = dispatch_.core.pack_of(range.tensor->id) ==
+                                       dispatch_.core.pack_of(view.tensor->id) &&
+                                   view.place != range.place && writes;
+            if (!same && !elsewhere) continue;
+            *tensor_out = view.tensor->name;
+            return true;
+        }
+    }
+    return false;
+}
+
+// Does the thread or step that asks hold a view of it?
+bool Sleepers::has_own_view(const Waiter &waiter, const stw_tensor *tensor) const
+{
+    for (uint32_t index = 0; index < views_.slots_used(); ++index) {
+        const ViewSlot &view = views_.slot(index);
+        if (!views_.is_open(index) || view.tensor != tensor) continue;
+        const bool own = (waiter.owner != 0 && view.owner == waiter.owner) ||
+                         (waiter.plan.step != 0 && view.step == waiter.plan.step);
+        if (own && view.scratch == residency::kNone) return true;
+    }
+    return false;
+}
+
+// The views of threads that wait. Threads that are awake open and close theirs meanwhile.
+std::vector<residency::Held> Sleepers::held_by_sleepers()
+{
+    std::vector<residency::Held> held;
+    for (uint32_t index = 0; index < views_.slots_used(); ++index) {
+        if (!views_.is_open(index)) continue;
+        const ViewSlot &view = views_.slot(index);
+        const uint32_t owner = view.owner;
+        const bool sleeps =
+            std::any_of(sleepers.begin(), sleepers.end(),
+                        [owner](const residency::Sleeper &at) { return at.owner == owner; });
+        if (!sleeps || views_.hands_over(owner)) continue;
+        residency::Held at;
+        at.owner = owner;
+        at.tensor = view.scratch;
+        at.place = view.place;
+        at.byte_count = view.byte_count;
+        at.writes = view.access != STW_READ;
+        if (at.tensor == residency::kNone) {
+            at.tensor = view.tensor->id;
+            at.byte_begin = view.byte_begin;
+        } else {
+            at.byte_count = buffer_bytes(view);
+        }
+        held.push_back(at);
+    }
+    return held;
+}
+
+void Sleepers::before_unlock()
+{
+    if (!sleepers.empty()) break_deadlocks();
+}
+
+// Asked whenever something has changed and somebody sleeps.
+void Sleepers::break_deadlocks()
+{
+    // What a collective has it gives back by itself, when the other ranks come.
+    if (work_ && !work_->is_idle()) return;
+    for (;;) {
+        const bool blocked =
+            std::any_of(sleepers.begin(), sleepers.end(),
+                        [this](const residency::Sleeper &sleeper) STW_REQUIRES(runtime_lock) {
+                            return dispatch_.core.is_blocked(sleeper.fetch);
+                        });
+        if (!blocked) return;
+        const residency::FetchId fetch = dispatch_.core.find_deadlock(
+            held_by_sleepers(), sleepers,
+            machine_.pipeline ? machine_.pipeline->blocked_chunks() : 0);
+        if (fetch == 0) return;
+        constexpr uint32_t kLinesMax = 16;
+        if (dispatch_.log.wants(STW_LOG_INFO)) {
+            dispatch_.say(STW_LOG_INFO, "deadlock",
+                          "Waiting: " + dispatch_.core.describe_waiting(kLinesMax));
+            dispatch_.say(STW_LOG_INFO, "deadlock", "Open views: " + describe_views(kLinesMax));
+        }
+        dispatch_.core.cancel(fetch, dispatch_.core.deadlock_refusal(fetch), dispatch_.loop.out);
+        dispatch_.loop.run();
+        if (work_) work_->notify();  // this is not always act()'s
+    }
+}
+
+// Until the answer or the deadline. Others know that this thread gives nothing back meanwhile.
+void Sleepers::sleep_on(Waiter &waiter, residency::Instant deadline, bool until_answered)
+{
+    if (waiter.done) return;
+    if (machine_.touches && machine_.touches->any() &&
+        dispatch_.core.waits_for_locks(waiter.fetch)) {
+        {
+            const MutexUnlock unlocked(dispatch_.mutex());
+            dispatch_.give_way();
+        }
+        if (waiter.done) return;
+    }
+    const residency::Instant begin = dispatch_.now();
+    const bool copies = waiter.fetch == 0 && waiter.snapshot;
+    const residency::Sleeper sleeper{recorder_.owner_number(),
+                                     copies ? waiter.snapshot->chunk.fetch : waiter.fetch};
+    if (until_answered && sleeper.owner != 0) sleepers.push_back(sleeper);  // 0: not known who
+    break_deadlocks();
+    if (const Dispatcher::Deferred deferred = dispatch_.take_deferred(); !deferred.empty()) {
+        const MutexUnlock unlocked(dispatch_.mutex());
+        dispatch_.call_out(deferred);
+    }
+    while (!waiter.done) {
+        const residency::Instant time = dispatch_.now();
+        if (time >= deadline || begin <= dispatch_.interrupted_at()) break;
+        if (works_here() && work_->work_one())
+            continue;  // what it waits for may be a sum over ranks
+        // Where collectives are this thread's own affair, either of two may wake it.
+        const uint64_t longest = works_here() ? 1'000'000 : 3600ull * 1000000000;
+        (void)waiter.cv.wait_until(dispatch_.mutex(), std::min(deadline, time + longest));
+    }
+    // What it sleeps for may be another fetch by now, see sleep_follows(). A thread sleeps once.
+    const auto mine = std::find_if(sleepers.begin(), sleepers.end(),
+                                   [&](const auto &at) { return at.owner == sleeper.owner; });
+    if (mine != sleepers.end()) sleepers.erase(mine);
+}
+
+void Sleepers::await(Waiter &waiter, residency::TensorId tensor)
+{
+    MutexLock lock(dispatch_.mutex());
+    if (waiter.done) return;
+    const residency::Instant begin = dispatch_.now();
+    const observe::NvtxRange range(observe::NvtxKind::kFetch);
+    while (!waiter.done) {
+        sleep_on(waiter, waiter.deadline, true);
+        if (waiter.done) break;
+        const MutexUnlock unlocked(dispatch_.mutex());
+        dispatch_.act([&](Core &core, Commands &out)
+                          STW_REQUIRES(runtime_lock) { core.tick(dispatch_.now(), out); });
+    }
+    recorder_.add_stall_of(waiter.plan.step, waiter.cause, tensor, begin, dispatch_.now());
+}
+
+std::string Sleepers::describe_views(uint32_t lines_max)
+{
+    std::string text;
+    for (uint32_t index = 0; index < views_.slots_used(); ++index) {
+        if (!views_.is_open(index)) continue;
+        if (lines_max-- == 0) return text + "; ...";
+        const ViewSlot &view = views_.slot(index);
+        const uint32_t owner = view.owner;
+        const bool sleeps = std::any_of(sleepers.begin(), sleepers.end(),
+                                        [&](const auto &at) { return at.owner == owner; });
+        text += format_text("%s%s to %s, of thread %u%s%s", text.empty() ? "" : "; ",
+                            tensor_text(view.tensor->name).c_str(),
+                            view.access == STW_READ ? "read" : "write", owner,
+                            view.exported ? ", exported to DLPack" : "",
+                            sleeps ? ", which waits itself" : "");
+    }
+    return text;
+}
+
+// A timeout of the library's own work: what that waits for, and who has it.
+Status Sleepers::tell_waiting(Status status)
+{
+    constexpr uint32_t kEach = 4;
+    if (status.code() != STW_ERROR_TIMEOUT) return status;
+    const std::string transfers = machine_.engine->describe_in_flight(kEach);
+    MutexLock lock(dispatch_.mutex());
+    std::string &sentence = status.mutable_detail().sentence;
+    const auto add = [&](const char *what, const std::string &text) {
+        if (!text.empty()) sentence += format_text("; %s: %s", what, text.c_str());
+    };
+    add("in flight", transfers);
+    add("waiting", dispatch_.core.describe_waiting(kEach));
+    add("open views", describe_views(kEach));
+    return status;
+}
+
+// What was in the way when a timeout passed. What a device still owes is a warning, however few
+// calls met it; a wait for views of the program is the program's matter.
+void Sleepers::log_timeout(const Status &status)
+{
+    constexpr uint32_t kLinesMax = 16;
+    if (status.code() != STW_ERROR_TIMEOUT) return;
+    std::string waiting;
+    std::string views;
+    {
+        MutexLock lock(dispatch_.mutex());
+        waiting = dispatch_.core.describe_waiting(kLinesMax);
+        views = describe_views(kLinesMax);
+    }
+    const bool device = machine_.engine->jobs_in_flight() > 0;
+    const uint32_t level = device ? STW_LOG_WARNING : STW_LOG_INFO;
+    dispatch_.log.print(level, "timeout", "%s In flight: %s", status.sentence(),
+                        machine_.engine->describe_in_flight(kLinesMax).c_str());
+    if (!waiting.empty()) dispatch_.log.print(level, "timeout", "Waiting: %s", waiting.c_str());
+    if (!views.empty()) dispatch_.log.print(level, "timeout", "Open views: %s", views.c_str());
+}
+
+// A claim waits for open views of the tensor; one of the caller's own would never go.
+Status Sleepers::self_wait(stw_tensor *tensor, residency::Access access, uint32_t owner)
+{
+    Waiter waiter;
+    Range range;
+    range.tensor = tensor;
+    range.access = access == residency::Access::kRead ? STW_READ : STW_WRITE;
+    range.place = machine_.tiers.nearest();
+    waiter.plan.ranges.push_back(range);
+    waiter.owner = owner;
+    std::string name;
+    MutexLock lock(dispatch_.mutex());
+    if (!waits_for_itself(waiter, &name)) return {};
+    return Status::error(STW_ERROR_BUSY,
+                         "the call would wait for a view of %s that this thread holds; "
+                         "release that view first",
+                         tensor_text(name).c_str());
+}
+
+// A thread that sleeps until the whole is over waits for what is asked now.
+void Sleepers::sleep_follows(residency::FetchId before, residency::FetchId after)
+{
+    if (before == 0) return;
+    for (residency::Sleeper &sleeper : sleepers) {
+        if (sleeper.fetch == before) sleeper.fetch = after;
+    }
+}
+
+}  // namespace stepwell

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Threads of the program that wait for a fetch: what the wait is charged to, and which fetch is refused
+// when they wait for each other.
+#pragma once
+
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/machine/machine.h"
+
+namespace stepwell {
+
+class ViewTable;
+class AccessRecorder;
+
+// Work that must be done on threads of the program, while these wait.
+class CallerWork {
+public:
+    virtual ~CallerWork() = default;
+    // Threads that wait work here.
+    [[nodiscard]] virtual bool works_here() const = 0;
+    // False: there is nothing to do now.
+    virtual bool work_one() STW_REQUIRES(runtime_lock) = 0;
+    // Nothing is under way that gives back by itself what it has.
+    [[nodiscard]] virtual bool is_idle() const STW_REQUIRES(runtime_lock) = 0;
+    virtual void notify() STW_REQUIRES(runtime_lock) = 0;
+};
+
+class Sleepers final : public DispatchHook {
+public:
+    Sleepers(Dispatcher &dispatch, Machine &machine, ViewTable &views, AccessRecorder &recorder)
+        : dispatch_(dispatch), machine_(machine), views_(views), recorder_(recorder)
+    {
+    }
+    Sleepers(const Sleepers &) = delete;
+    Sleepers &operator=(const Sleepers &) = delete;
+
+    bool waits_for_itself(const Waiter &waiter, std::string *tensor_out) STW_REQUIRES(runtime_lock);
+    void break_deadlocks() STW_REQUIRES(runtime_lock);
+    [[nodiscard]] observe::Stall cause_of(const Waiter &waiter) const STW_REQUIRES(runtime_lock);
+    // The wait is put down to the tensor.
+    void await(Waiter &waiter, residency::TensorId tensor);
+    void sleep_on(Waiter &waiter, residency::Instant deadline, bool until_answered)
+        STW_REQUIRES(runtime_lock);
+    [[nodiscard]] Status tell_waiting(Status status);
+    void log_timeout(const Status &status);
+    std::string describe_views(uint32_t lines_max) STW_REQUIRES(runtime_lock);
+    Status self_wait(stw_tensor *tensor, residency::Access access, uint32_t owner);
+    [[nodiscard]] bool has_own_view(const Waiter &waiter, const stw_tensor *tensor) const;
+    void sleep_follows(residency::FetchId before, residency::FetchId after)
+        STW_REQUIRES(runtime_lock);
+
+    // Threads of the program in await() or wait().
+    std::vector<residency::Sleeper> sleepers STW_GUARDED_BY(runtime_lock);
+
+    void set_work(CallerWork &work) { work_ = &work; }
+    [[nodiscard]] bool works_here() const { return work_ && work_->works_here(); }
+    void before_unlock() override STW_REQUIRES(runtime_lock);
+
+private:
+    std::vector<residency::Held> held_by_sleepers() STW_REQUIRES(runtime_lock);
+
+    Dispatcher &dispatch_;
+    Machine &machine_;
+    ViewTable &views_;
+    AccessRecorder &recorder_;
+    CallerWork *work_ = nullptr;  // null: there are no ranks
+};
+
+}  // namespace stepwell

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// The order of work on devices with streams when a view is opened and when it ends.
+#pragma once
+
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/handles/views.h"
+#include "lib/runtime/machine/machine.h"
+
+namespace stepwell {
+
+class ViewTable;
+class AddressTable;
+
+class StreamOrder final {
+public:
+    StreamOrder(Dispatcher &dispatch, Machine &machine, ViewTable &views, AddressTable &addresses)
+        : dispatch_(dispatch), machine_(machine), views_(views), addresses_(addresses)
+    {
+    }
+    StreamOrder(const StreamOrder &) = delete;
+    StreamOrder &operator=(const StreamOrder &) = delete;
+
+    // INVALID: none of a device of this runtime's. At a place: the host's, where it has streams.
+    Status check_stream(void *stream);
+    Status forget_stream(void *stream);
+    Status check_stream_at(residency::PlaceId place, void *stream);
+    // The pin goes on as `moved_out`, which counts as an export; `view` and its copies are stale.
+    // The stream comes behind what the view's own did.
+    Status begin_export(const stw_view &view, void *stream);
+    Status show_range(const Range &range, residency::PlaceId place, memory::SlotRange slots);
+    bool is_ordered(uint32_t index, const Range &range, memory::DeviceStreams::Id stream);
+    void join_registrations(const Range &range, const residency::Grant &grant);
+    [[nodiscard]] bool is_joined(const Range &range) const;
+    // Of what no caller could ask for again: tried until no stream records a graph any more, or the
+    // runtime's time for a fetch has passed.
+    Status when_not_busy(const std::function<Status()> &order) const;
+    Status begin_whole(const Range &range, const residency::Grant &grant, void *stream);
+    Status stream_id(residency::PlaceId place, void *stream, memory::DeviceStreams::Id *id_out);
+    [[nodiscard]] memory::SlotRange slots_of(const ViewSlot &view) const;
+
+private:
+    Dispatcher &dispatch_;
+    Machine &machine_;
+    ViewTable &views_;
+    AddressTable &addresses_;
+};
+
+}  // namespace stepwell

@@ -293,10 +293,10 @@ stw_status check(const stw_memory_ops *table, stw_driver_error *error_out)
                     "The driver '%s' announces STW_MEMORY_CAN_BATCH and not STW_MEMORY_STREAMS, "
                     "whose marks it needs.",
                     ops.name);
-    const int shows =
-        (ops.reserve_shown != nullptr) + (ops.show != nullptr) + (ops.release_shown != nullptr);
+    const int aliases = (ops.reserve_alias != nullptr) + (ops.map_alias != nullptr) +
+                        (ops.release_alias != nullptr);
     if (const stw_status status =
-            check_group(ops, STW_MEMORY_CAN_SHOW, "STW_MEMORY_CAN_SHOW", shows, 3, error_out))
+            check_group(ops, STW_MEMORY_CAN_ALIAS, "STW_MEMORY_CAN_ALIAS", aliases, 3, error_out))
         return status;
     if (const stw_status status = check_one(ops, STW_MEMORY_MAY_SHARE, "STW_MEMORY_MAY_SHARE",
                                             ops.shares_host != nullptr, error_out))

@@ -141,22 +141,22 @@ stw_status cuda_take_back(stw_memory *memory, uint32_t first_block, uint32_t cou
                       [&] { return of(memory)->take_back(first_block, count, error_out); });
 }
 
-stw_status cuda_reserve_shown(stw_memory *memory, uint64_t bytes, void **address_out)
+stw_status cuda_reserve_alias(stw_memory *memory, uint64_t bytes, void **address_out)
 {
-    return guard_open(nullptr, [&] { return of(memory)->reserve_shown(bytes, address_out); });
+    return guard_open(nullptr, [&] { return of(memory)->reserve_alias(bytes, address_out); });
 }
 
-stw_status cuda_show(stw_memory *memory, uint32_t first_block, uint32_t count, void *address,
-                     const uint64_t *marks, uint32_t n)
+stw_status cuda_map_alias(stw_memory *memory, uint32_t first_block, uint32_t count, void *address,
+                          const uint64_t *marks, uint32_t n)
 {
     return guard_open(nullptr,
-                      [&] { return of(memory)->show(first_block, count, address, marks, n); });
+                      [&] { return of(memory)->map_alias(first_block, count, address, marks, n); });
 }
 
-stw_status cuda_release_shown(stw_memory *memory, void *address, uint64_t bytes,
+stw_status cuda_release_alias(stw_memory *memory, void *address, uint64_t bytes,
                               const uint64_t *marks, uint32_t n)
 {
-    return guard_open(nullptr, [&] { return of(memory)->release_shown(address, bytes, marks, n); });
+    return guard_open(nullptr, [&] { return of(memory)->release_alias(address, bytes, marks, n); });
 }
 
 stw_status cuda_shares_host(const stw_memory_options *options, uint32_t *shares_out)
@@ -192,7 +192,7 @@ constexpr stw_memory_ops kOps = {
     STW_DRIVER_ABI,
     kDriver,
     STW_MEMORY_STREAMS | STW_MEMORY_CAN_SHRINK | STW_MEMORY_UPDATES | STW_MEMORY_CAN_BATCH |
-        STW_MEMORY_CAN_SHOW | STW_MEMORY_MAY_SHARE | STW_MEMORY_CAN_FORGET | STW_MEMORY_SAYS_WHY,
+        STW_MEMORY_CAN_ALIAS | STW_MEMORY_MAY_SHARE | STW_MEMORY_CAN_FORGET | STW_MEMORY_SAYS_WHY,
     cuda_open,
     cuda_info,
     cuda_copy,
@@ -219,9 +219,9 @@ constexpr stw_memory_ops kOps = {
     cuda_accumulate_start,
     cuda_zero_start,
     cuda_copies_start,
-    cuda_reserve_shown,
-    cuda_show,
-    cuda_release_shown,
+    cuda_reserve_alias,
+    cuda_map_alias,
+    cuda_release_alias,
     cuda_shares_host,
     cuda_forget_stream,
     cuda_why,

@@ -62,7 +62,7 @@ stw_status DeviceMemory::take_arena(const stw_memory_options &options, stw_drive
             find_sharing(library_.api, context_->device(), wished.unified, &sharing, error_out))
         return status;
     arena_ = std::make_unique<Arena>(*context_, *copies_);
-    shown_ = std::make_unique<Shown>(*context_, *marks_, *arena_);
+    aliases_ = std::make_unique<AliasRanges>(*context_, *marks_, *arena_);
     if (sharing.shares) {
         copies_->never_batch();
         return arena_->open_shared(options, sharing.node, error_out);
@@ -86,7 +86,7 @@ DeviceMemory::~DeviceMemory()
     if (!context_ || context_->handle() == nullptr) return;
     const Context::Scope scope(*context_);
     if (arena_) library_.api.context_synchronize();
-    shown_.reset();
+    aliases_.reset();
     arena_.reset();
     updates_.reset();
     copies_.reset();
@@ -101,7 +101,7 @@ void DeviceMemory::info(stw_memory_info *info_out) const
     info.numa_node = context_->numa_node();
     info.huge_pages = arena_->huge_pages();
     if (arena_->stays()) info.flags |= STW_MEMORY_STAYS;
-    if (arena_->is_permanent()) info.flags |= STW_MEMORY_SHOWS_RUNS;
+    if (arena_->is_permanent()) info.flags |= STW_MEMORY_ALIASES_RUNS;
     if (arena_->is_one_handle()) info.flags |= STW_MEMORY_ONE_HANDLE;
     copy_text(info.remark, sizeof info.remark, arena_->remark());
     give_info(info, info_out);
@@ -252,7 +252,7 @@ stw_status DeviceMemory::give_back(uint32_t first, uint32_t count)
     const Context::Scope scope(*context_);
     if (const int error = scope.error()) return library_.failed(error);
     const stw_status status = arena_->give_back(first, count);
-    if (status == STW_OK) shown_->forget(first, count);
+    if (status == STW_OK) aliases_->forget(first, count);
     return status;
 }
 
@@ -263,27 +263,27 @@ stw_status DeviceMemory::take_back(uint32_t first, uint32_t count, stw_driver_er
     return arena_->take_back(first, count, error_out);
 }
 
-stw_status DeviceMemory::reserve_shown(uint64_t bytes, void **address_out)
+stw_status DeviceMemory::reserve_alias(uint64_t bytes, void **address_out)
 {
     const Context::Scope scope(*context_);
     if (const int error = scope.error()) return library_.failed(error);
-    return shown_->reserve(bytes, address_out);
+    return aliases_->reserve(bytes, address_out);
 }
 
-stw_status DeviceMemory::show(uint32_t first, uint32_t count, void *address, const uint64_t *marks,
-                              uint32_t n)
+stw_status DeviceMemory::map_alias(uint32_t first, uint32_t count, void *address,
+                                   const uint64_t *marks, uint32_t n)
 {
     const Context::Scope scope(*context_);
     if (const int error = scope.error()) return library_.failed(error);
-    return shown_->show(first, count, address, marks, n);
+    return aliases_->map_blocks(first, count, address, marks, n);
 }
 
-stw_status DeviceMemory::release_shown(void *address, uint64_t bytes, const uint64_t *marks,
+stw_status DeviceMemory::release_alias(void *address, uint64_t bytes, const uint64_t *marks,
                                        uint32_t n)
 {
     const Context::Scope scope(*context_);
     if (const int error = scope.error()) return library_.failed(error);
-    return shown_->release(address, bytes, marks, n);
+    return aliases_->release(address, bytes, marks, n);
 }
 
 }  // namespace stepwell::drivers::cuda

@@ -4,8 +4,8 @@
 
 #include <stepwell/driver.h>
 
+#include "drivers/cuda/alias_ranges.h"
 #include "drivers/cuda/copies.h"
-#include "drivers/cuda/shown.h"
 #include "drivers/cuda/updates.h"
 
 #include <memory>
@@ -47,16 +47,16 @@ public:
         if (const int error = scope.error()) return library_.failed(error);
         return work(*updates_);
     }
-    stw_status reserve_shown(uint64_t bytes, void **address_out);
-    stw_status show(uint32_t first, uint32_t count, void *address, const uint64_t *marks,
-                    uint32_t n);
-    stw_status release_shown(void *address, uint64_t bytes, const uint64_t *marks, uint32_t n);
+    stw_status reserve_alias(uint64_t bytes, void **address_out);
+    stw_status map_alias(uint32_t first, uint32_t count, void *address, const uint64_t *marks,
+                         uint32_t n);
+    stw_status release_alias(void *address, uint64_t bytes, const uint64_t *marks, uint32_t n);
 
 private:
     DeviceMemory() = default;
     bool is_here(const void *pointer) const
     {
-        return arena_->contains(pointer) || shown_->contains(pointer);
+        return arena_->contains(pointer) || aliases_->contains(pointer);
     }
     stw_status take(const stw_memory_options &options, stw_driver_error *error_out);
     stw_status take_arena(const stw_memory_options &options, stw_driver_error *error_out);
@@ -67,7 +67,7 @@ private:
     std::unique_ptr<Copies> copies_;
     std::unique_ptr<Updates> updates_;
     std::unique_ptr<Arena> arena_;
-    std::unique_ptr<Shown> shown_;
+    std::unique_ptr<AliasRanges> aliases_;
     int ordinal_ = 0;
 };
 

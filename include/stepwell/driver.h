@@ -182,8 +182,8 @@ typedef struct stw_memory_info {
 enum { /* stw_memory_info.flags */
     STW_MEMORY_STAYS = 1,     /* nothing is given back: give_back is UNSUPPORTED, and registrations
                                  of the memory may be kept */
-    STW_MEMORY_SHOWS_RUNS = 2, /* what is seen in one reserved range lies there as in the arena,
-                                 side by side: see show */
+    STW_MEMORY_ALIASES_RUNS = 2, /* all blocks mapped in one reserved range are one run, in the
+                                    order of the arena: see map_alias */
     STW_MEMORY_ONE_HANDLE = 4 /* with STAYS: the options ask for an arena of one allocation that a
                                  group of ranks may register */
 };
@@ -199,8 +199,8 @@ enum { /* stw_memory_ops.capabilities */
                                    update_stream, update_start, scan_start, scan_end,
                                    accumulate_start, zero_start */
     STW_MEMORY_CAN_BATCH = 32,  /* with STREAMS; copies cost less together: copies_start */
-    STW_MEMORY_CAN_SHOW = 64,   /* blocks can be seen at an address of a tensor's own as well:
-                                   reserve_shown, show, release_shown */
+    STW_MEMORY_CAN_ALIAS = 64,  /* blocks can be mapped at an address of a tensor's own as well:
+                                   reserve_alias, map_alias, release_alias */
     STW_MEMORY_MAY_SHARE = 128, /* with STREAMS; HOST_ACCESS as well with some of its devices:
                                    shares_host */
     STW_MEMORY_CAN_FORGET = 256, /* with STREAMS; is notified of streams that end: forget_stream */
@@ -403,22 +403,22 @@ typedef struct stw_memory_ops {
      * order. After an error none of them is running any more. */
     stw_status (*copies_start)(stw_memory *memory, const stw_memory_copy *copies, uint32_t n,
                                uint64_t *mark_out);
-    /* STW_MEMORY_CAN_SHOW. Any thread, several at once for different addresses. -------------- */
-    /* A range of addresses for one tensor, aligned to block_bytes; touching it faults until blocks
-     * are shown there. UNSUPPORTED where this device has none; LIMIT when addresses run out. */
-    stw_status (*reserve_shown)(stw_memory *memory, uint64_t bytes, void **address_out);
-    /* `count` arena blocks from `first_block` on are seen at `address` (block aligned, inside a
-     * reserved range) as well as in the arena, until others are shown there. These go when the
-     * device has passed the n marks. Blocks for that; not at all where the same are seen already.
-     * What is given back is seen nowhere. INVALID, MEMORY, and those that were not seen there
-     * before need not be then; those that were still are.
-     * With STW_MEMORY_SHOWS_RUNS calls for one range are one at a time, and what is seen of it at
-     * another distance between address and block goes as well, when the device has passed the
-     * marks. reserve_shown leaves room around the range for what is seen beside it. */
-    stw_status (*show)(stw_memory *memory, uint32_t first_block, uint32_t count, void *address,
-                       const uint64_t *marks, uint32_t n);
-    /* The range ends when the device has passed the n marks. Does not wait for it. */
-    stw_status (*release_shown)(stw_memory *memory, void *address, uint64_t bytes,
+    /* STW_MEMORY_CAN_ALIAS. Any thread, several at once for different addresses. -------------- */
+    /* A range of addresses for one tensor, aligned to block_bytes; an access to it faults until
+     * blocks are mapped there. UNSUPPORTED if this device has none; LIMIT if addresses run out. */
+    stw_status (*reserve_alias)(stw_memory *memory, uint64_t bytes, void **address_out);
+    /* Maps `count` arena blocks from `first_block` on at `address` (block aligned, inside a
+     * reserved range) as well, until other blocks are mapped there. Blocks mapped there before are
+     * unmapped after the device has passed the n marks: the call waits for the marks, unless the
+     * same blocks are mapped there already. give_back unmaps a block everywhere. INVALID, MEMORY:
+     * blocks that were mapped there before the call still are, the others may be or not.
+     * With STW_MEMORY_ALIASES_RUNS, calls for one range come one at a time, and a call also unmaps,
+     * after the marks, blocks of the range at another distance between address and block.
+     * reserve_alias leaves room around the range for the blocks of a handle that extend beyond. */
+    stw_status (*map_alias)(stw_memory *memory, uint32_t first_block, uint32_t count, void *address,
+                            const uint64_t *marks, uint32_t n);
+    /* The range ends after the device has passed the n marks. Does not wait for it. */
+    stw_status (*release_alias)(stw_memory *memory, void *address, uint64_t bytes,
                                 const uint64_t *marks, uint32_t n);
     /* STW_MEMORY_MAY_SHARE. Any thread. ------------------------------------------------------- */
     /* *shares_out is 1 where what open takes with these options the CPU and storage read and write

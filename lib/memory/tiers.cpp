@@ -32,10 +32,10 @@ Status Tier::open(const stw_services &services, const TierOptions &asked, observ
     remark = about.remark;
     cpu_access = (ops->capabilities & STW_MEMORY_HOST_ACCESS) != 0;
     maps = (ops->capabilities & STW_MEMORY_CAN_MAP) != 0;
-    constexpr uint64_t kShows = STW_MEMORY_CAN_SHOW | STW_MEMORY_STREAMS;
-    shows = (ops->capabilities & kShows) == kShows;
-    if (shows) shown = std::make_unique<ShownTotals>();
-    shows_runs = shows && (about.flags & STW_MEMORY_SHOWS_RUNS) != 0;
+    constexpr uint64_t kAliases = STW_MEMORY_CAN_ALIAS | STW_MEMORY_STREAMS;
+    aliases = (ops->capabilities & kAliases) == kAliases;
+    if (aliases) alias_totals = std::make_unique<AliasTotals>();
+    aliases_runs = aliases && (about.flags & STW_MEMORY_ALIASES_RUNS) != 0;
     shrinks =
         (ops->capabilities & STW_MEMORY_CAN_SHRINK) != 0 && (about.flags & STW_MEMORY_STAYS) == 0;
     const auto blocks = static_cast<uint32_t>(asked.bytes / block_bytes);

@@ -7,7 +7,7 @@
 
 #include <stepwell/driver.h>
 
-#include "lib/memory/shown.h"
+#include "lib/memory/address_alias.h"
 #include "lib/memory/slot_memory.h"
 #include "lib/memory/streams.h"
 #include "lib/observe/log.h"
@@ -40,14 +40,14 @@ struct Tier {
     bool cpu_access = false;
     bool direct = false;  // storage reaches it, and the CPU only as storage's checksums do
     bool maps = false;
-    bool shows = false;  // a tensor that asks for it has an address of its own, see shown.h ...
-    bool shows_runs = false;                  // ... of its whole alone
-    std::unique_ptr<ShownTotals> shown;       // null: it shows nothing
-    bool shrinks = false;                     // its memory can go back to the system
-    std::unique_ptr<DeviceStreams> streams;   // null: its consumers have none
-    std::unique_ptr<SlotMemory> slot_memory;  // null: without streams, or it cannot shrink
-    bool computes = false;                    // updates, on a stream of its own
-    uint32_t algorithms = 0;                  // those it knows: a bit for each number
+    bool aliases = false;       // its driver maps blocks at a tensor's own address, address_alias.h
+    bool aliases_runs = false;  // only whole tensors, see STW_MEMORY_ALIASES_RUNS
+    std::unique_ptr<AliasTotals> alias_totals;  // null: without `aliases`
+    bool shrinks = false;                       // its memory can go back to the system
+    std::unique_ptr<DeviceStreams> streams;     // null: its consumers have none
+    std::unique_ptr<SlotMemory> slot_memory;    // null: without streams, or it cannot shrink
+    bool computes = false;                      // updates, on a stream of its own
+    uint32_t algorithms = 0;                    // those it knows: a bit for each number
     std::string driver;
     std::string options;  // the driver's own text
     std::string remark;

@@ -38,9 +38,9 @@ public:
     // A copy to there is enqueued, with the driver's mark behind it. The answer is for `arrived`.
     virtual uint64_t started(uint32_t memory, const void *pointer, uint64_t bytes,
                              uint64_t mark) = 0;
-    // The block is where it goes, or on its way there behind what was started, and is to be seen
-    // at its own address (Job::shown). Before `ordered`. An error fails the job.
-    virtual Status shows(const Job &job) = 0;
+    // Maps the block's slot at the tensor's own address (Job::alias). The block's copy is done or
+    // enqueued. Called before `ordered`. An error fails the job.
+    virtual Status map_alias(const Job &job) = 0;
     // After `started`: who comes behind the mark may use the bytes. The completion comes later.
     virtual void ordered(residency::TransferId transfer) = 0;
     // The bytes are there.

@@ -182,7 +182,7 @@ void Engine::Parts::run_copies(CopyLane &lane, Batch &batch, Batch &rest, Outbox
     }
     Task &task = *batch.front();  // alone
     task.status = copy_bytes(task);
-    if (task.status.ok()) task.status = show_block(task);
+    if (task.status.ok()) task.status = map_alias(task);
     if (!hold_back(lane, task)) end_copy(task, outbox);
 }
 
@@ -310,7 +310,7 @@ bool Engine::Parts::show_started(Task &task, const Sides &sides)
     const Memory &memory = options.memories[sides.device];
     const uint64_t bytes = task.job.transfer.bytes;
     task.order_number = order.started(sides.device, sides.target, bytes, task.mark);
-    task.status = show_block(task);
+    task.status = map_alias(task);
     if (task.status.ok()) return true;
     (void)memory.ops->wait(memory.memory, task.mark);
     order.arrived(sides.device, sides.target, bytes, task.order_number);
@@ -417,11 +417,11 @@ Status Engine::Parts::map_block(const Task &task) const
                          memory.name.c_str(), memory::status_text(code));
 }
 
-Status Engine::Parts::show_block(const Task &task) const
+Status Engine::Parts::map_alias(const Task &task) const
 {
     const bool leaves = task.route == Route::kWriteStaged;
-    if (task.job.shown == nullptr || leaves || options.order == nullptr) return {};
-    Status status = options.order->shows(task.job);
+    if (task.job.alias == nullptr || leaves || options.order == nullptr) return {};
+    Status status = options.order->map_alias(task.job);
     if (status.ok()) return status;
     return Status::error(status.code(), "Block %u of memory '%s': %s.", task.job.transfer.block,
                          options.memories[task.job.to_memory].name.c_str(), status.sentence());

@@ -19,7 +19,7 @@
 #include <vector>
 
 namespace stepwell::memory {
-class ShownTensor;
+class AddressAlias;
 }  // namespace stepwell::memory
 
 namespace stepwell::transfer {
@@ -52,9 +52,9 @@ struct Job {
     void *to_pointer = nullptr;
     // Arena block of to_memory that is mapped to to_pointer before anything else; kNoMap: none.
     uint32_t map_block = kNoMap;
-    // For CopyOrdering::shows, of a tensor that is seen at an address of its own; null: it is not.
-    memory::ShownTensor *shown = nullptr;
-    uint32_t shown_block = 0;
+    // For CopyOrdering::map_alias; null: the tensor has no address of its own there.
+    memory::AddressAlias *alias = nullptr;
+    uint32_t alias_block = 0;
 };
 
 struct Completion {

@@ -155,7 +155,7 @@ struct Engine::Parts {
     Status order_copy(uint32_t memory, const void *pointer, uint64_t bytes, bool writes,
                       bool into) const;
     Status map_block(const Task &task) const;
-    Status show_block(const Task &task) const;
+    Status map_alias(const Task &task) const;
     bool show_started(Task &task, const Sides &sides);
     Status move_bytes(const Task &task, uint32_t to, void *target, uint32_t from,
                       const void *source) const;

@@ -70,30 +70,30 @@ bool StreamOrdering::joined(const void *pointer)
     return pins() && pins()->is_joined(pointer);
 }
 
-// What lies beside a block that is copied, or will.
+// The blocks beside a job's block that are in adjacent slots, now or once their copies are done.
 residency::SlotRun StreamOrdering::run_of(const Job &job) const
 {
     const residency::Slot slot = job.transfer.to_slot;
     const residency::SlotRun run = options_.run_of(job.transfer);
-    const bool is_there = run.first_slot + (job.shown_block - run.first_index) == slot;
-    return is_there ? run : residency::SlotRun{job.shown_block, slot, 1};
+    const bool is_there = run.first_slot + (job.alias_block - run.first_index) == slot;
+    return is_there ? run : residency::SlotRun{job.alias_block, slot, 1};
 }
 
-// The first block of a tensor that comes is shown with all that lie beside it, by one call of the
-// driver. The others may leave meanwhile, but not this one.
-Status StreamOrdering::shows(const Job &job)
+// The first block of a tensor to arrive is mapped together with the run around it, by one call of
+// the driver. The other blocks of the run may be evicted meanwhile, but not this one.
+Status StreamOrdering::map_alias(const Job &job)
 {
     const SlotRange slot{job.transfer.to_slot, 1};
-    if (job.shown->shows(job.shown_block, slot)) return {};
+    if (job.alias->is_mapped_to(job.alias_block, slot)) return {};
     const Tier &at = tier(job.transfer.to);
     const residency::SlotRun run = run_of(job);
     const SlotRange slots{run.first_slot, run.count};
-    if (at.shows_runs && run.count < job.shown->blocks()) return {};  // nobody has a view of that
+    if (at.aliases_runs && run.count < job.alias->blocks()) return {};  // no view can use a part
     if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
-    Status status = job.shown->show(run.first_index, slots);
+    Status status = job.alias->map(run.first_index, slots);
     const residency::SlotRun now = status.ok() ? run : run_of(job);
     if (now.first_slot == run.first_slot && now.count >= run.count) return status;
-    return job.shown->show(job.shown_block, slot);
+    return job.alias->map(job.alias_block, slot);
 }
 
 }  // namespace stepwell::transfer

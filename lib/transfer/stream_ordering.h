@@ -37,7 +37,7 @@ public:
     bool registered(const void *pointer) override;
     bool joined(const void *pointer) override;
     uint64_t started(uint32_t memory, const void *pointer, uint64_t bytes, uint64_t mark) override;
-    Status shows(const Job &job) override;
+    Status map_alias(const Job &job) override;
     void ordered(residency::TransferId transfer) override { options_.ordered(transfer); }
     void arrived(uint32_t memory, const void *pointer, uint64_t bytes, uint64_t number) override;
     Status await(uint32_t memory, const void *pointer, uint64_t bytes, bool writes) override;

@@ -159,15 +159,15 @@ TEST_P(MemoryConformance, ADeviceGivesBackBlocksAndKeepsTheirNeighbours)
 TEST_P(MemoryConformance, BlocksAreSeenAtASecondAddress)
 {
     constexpr uint32_t kLarge = 2 * kMiB;
-    if (!memory_.can(STW_MEMORY_CAN_SHOW)) GTEST_SKIP() << "shows no blocks elsewhere";
+    if (!memory_.can(STW_MEMORY_CAN_ALIAS)) GTEST_SKIP() << "maps no blocks at a second address";
     ASSERT_EQ(memory_.open(8 * uint64_t{kLarge}, kLarge, 0), STW_OK) << memory_.sentence();
     void *address = nullptr;
-    const stw_status reserved = ops().reserve_shown(memory_.get(), 2 * kLarge, &address);
+    const stw_status reserved = ops().reserve_alias(memory_.get(), 2 * kLarge, &address);
     if (reserved == STW_ERROR_UNSUPPORTED) GTEST_SKIP() << memory_.info().remark;
     ASSERT_EQ(reserved, STW_OK);
     auto *there = static_cast<uint8_t *>(address);
-    const auto show = [&](uint32_t first, uint32_t count, void *at) {
-        return ops().show(memory_.get(), first, count, at, nullptr, 0);
+    const auto map = [&](uint32_t first, uint32_t count, void *at) {
+        return ops().map_alias(memory_.get(), first, count, at, nullptr, 0);
     };
     Buffer data(kLarge);
     const auto sees = [&](uint32_t index, uint8_t value) {
@@ -179,25 +179,25 @@ TEST_P(MemoryConformance, BlocksAreSeenAtASecondAddress)
         data.fill(static_cast<uint8_t>(block + 1));
         ASSERT_EQ(ops().copy(memory_.get(), memory_.block(block), data.data(), kLarge), STW_OK);
     }
-    EXPECT_EQ(show(7, 2, there), STW_ERROR_INVALID);
-    EXPECT_EQ(show(0, 2, there + kLarge), STW_ERROR_INVALID);
-    EXPECT_EQ(show(0, 1, there + 4096), STW_ERROR_INVALID);
-    EXPECT_EQ(show(0, 1, memory_.block(4)), STW_ERROR_INVALID);
-    ASSERT_EQ(show(2, 2, there), STW_OK);
+    EXPECT_EQ(map(7, 2, there), STW_ERROR_INVALID);
+    EXPECT_EQ(map(0, 2, there + kLarge), STW_ERROR_INVALID);
+    EXPECT_EQ(map(0, 1, there + 4096), STW_ERROR_INVALID);
+    EXPECT_EQ(map(0, 1, memory_.block(4)), STW_ERROR_INVALID);
+    ASSERT_EQ(map(2, 2, there), STW_OK);
     EXPECT_TRUE(sees(0, 3) && sees(1, 4));
-    ASSERT_EQ(show(5, 1, there + kLarge), STW_OK);
-    ASSERT_EQ(show(5, 1, there + kLarge), STW_OK);  // seen already
+    ASSERT_EQ(map(5, 1, there + kLarge), STW_OK);
+    ASSERT_EQ(map(5, 1, there + kLarge), STW_OK);  // seen already
     // What lies there at another distance than in the arena may go with that.
-    const bool in_runs = (memory_.info().flags & STW_MEMORY_SHOWS_RUNS) != 0;
+    const bool in_runs = (memory_.info().flags & STW_MEMORY_ALIASES_RUNS) != 0;
     EXPECT_TRUE((in_runs || sees(0, 3)) && sees(1, 6));
-    ASSERT_EQ(show(4, 2, there), STW_OK);  // one of them is
+    ASSERT_EQ(map(4, 2, there), STW_OK);  // one of them is
     EXPECT_TRUE(sees(0, 5) && sees(1, 6));
-    ASSERT_EQ(show(2, 1, there), STW_OK);
+    ASSERT_EQ(map(2, 1, there), STW_OK);
     ASSERT_EQ(ops().copy(memory_.get(), data.data(), memory_.block(2), kLarge), STW_OK);
     EXPECT_TRUE(data.holds(3));  // there as well
-    EXPECT_EQ(ops().release_shown(memory_.get(), there, kLarge, nullptr, 0), STW_ERROR_INVALID);
-    ASSERT_EQ(ops().release_shown(memory_.get(), there, 2 * kLarge, nullptr, 0), STW_OK);
-    EXPECT_EQ(show(2, 1, there), STW_ERROR_INVALID);
+    EXPECT_EQ(ops().release_alias(memory_.get(), there, kLarge, nullptr, 0), STW_ERROR_INVALID);
+    ASSERT_EQ(ops().release_alias(memory_.get(), there, 2 * kLarge, nullptr, 0), STW_OK);
+    EXPECT_EQ(map(2, 1, there), STW_ERROR_INVALID);
 }
 
 TEST_P(MemoryConformance, NoMappingOutlivesClose)

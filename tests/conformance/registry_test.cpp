@@ -88,8 +88,8 @@ TEST(Registry, LyingTableIsRefused)
     memory.capabilities = STW_MEMORY_UPDATES | STW_MEMORY_CAN_SHRINK;
     expect_refused(memory, "announces STW_MEMORY_UPDATES and has 0 of its 6");
     memory = *memory_driver("host");
-    memory.capabilities |= STW_MEMORY_CAN_SHOW;
-    expect_refused(memory, "announces STW_MEMORY_CAN_SHOW and has 0 of its 3");
+    memory.capabilities |= STW_MEMORY_CAN_ALIAS;
+    expect_refused(memory, "announces STW_MEMORY_CAN_ALIAS and has 0 of its 3");
     memory = *memory_driver("host");
     memory.capabilities |= STW_MEMORY_MAY_SHARE;
     expect_refused(memory, "announces STW_MEMORY_MAY_SHARE and lacks");

@@ -172,10 +172,10 @@ TEST_F(CudaModule, NothingOfItBreaksAGraphThatAnotherThreadRecords)
         EXPECT_EQ(ops_->give_back(memory_, 3, 2), STW_OK);
         EXPECT_EQ(ops_->take_back(memory_, 3, 2, nullptr), STW_OK);
         void *address = nullptr;
-        EXPECT_EQ(ops_->reserve_shown(memory_, 2 * kBytes, &address), STW_OK);
-        EXPECT_EQ(ops_->show(memory_, 0, 2, address, &mark, 1), STW_OK);
-        EXPECT_EQ(ops_->show(memory_, 4, 2, address, &mark, 1), STW_OK);
-        EXPECT_EQ(ops_->release_shown(memory_, address, 2 * kBytes, &mark, 1), STW_OK);
+        EXPECT_EQ(ops_->reserve_alias(memory_, 2 * kBytes, &address), STW_OK);
+        EXPECT_EQ(ops_->map_alias(memory_, 0, 2, address, &mark, 1), STW_OK);
+        EXPECT_EQ(ops_->map_alias(memory_, 4, 2, address, &mark, 1), STW_OK);
+        EXPECT_EQ(ops_->release_alias(memory_, address, 2 * kBytes, &mark, 1), STW_OK);
         EXPECT_EQ(ops_->forget_stream(memory_, stream), STW_OK);
         ops_->unpin_host(memory_, host_.data(), kBytes);
         stw_memory_options asked = {};

@@ -24,10 +24,10 @@
  * than the library's. What lies behind the end of a table would be a lie, if the library read it.
  */
 #define NO_UPDATES NULL, NULL, NULL, NULL, NULL, NULL
-#define NO_SHOWN   NULL, NULL, NULL
+#define NO_ALIAS   NULL, NULL, NULL
 #define NO_LATER   NULL, NULL, NULL, NULL
 #define NO_STREAMS                                                                                 \
-    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NO_UPDATES, NULL, NO_SHOWN, NO_LATER
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NO_UPDATES, NULL, NO_ALIAS, NO_LATER
 #if defined(OLDER)
 #define STORAGE_BYTES  offsetof(stw_storage_ops, give_back)
 #define MEMORY_BYTES   offsetof(stw_memory_ops, reserve_address)

@@ -36,10 +36,10 @@ Status AddressTable::show_pack(TensorId id, stw_tensor *handle, PlaceId place)
 try {
     const memory::Tier &at = machine_.tiers[place];
     const uint32_t blocks = dispatch_.core.pack_blocks(id);
-    const uint64_t bytes = memory::ShownTensor::metadata_bytes(blocks);
-    auto shown = std::make_unique<memory::ShownTensor>(at.ops, at.memory, at.streams.get(),
+    const uint64_t bytes = memory::AddressAlias::metadata_bytes(blocks);
+    auto shown = std::make_unique<memory::AddressAlias>(at.ops, at.memory, at.streams.get(),
                                                        at.slot_memory.get(), machine_.block_bytes,
-                                                       at.shows_runs, at.shown.get());
+                                                       at.aliases_runs, at.alias_totals.get());
     const stw_status code = shown->reserve(blocks);
     if (code < 0) {
         return Status::error(code, "device %u has no fixed address of %s for %s: %s", at.device,
@@ -73,7 +73,7 @@ Status AddressTable::address_pack(TensorId id, stw_tensor *handle)
             handle->shown[place] = nullptr;
             handle->addresses[place] = nullptr;
         }
-        if (handle && at.memory && at.shows && (handle->flags & STW_TENSOR_FIXED_ADDRESS))
+        if (handle && at.memory && at.aliases && (handle->flags & STW_TENSOR_FIXED_ADDRESS))
             STW_TRY(show_pack(id, handle, place));
         if (!at.memory || !at.maps) continue;
         if (!addresses.at[place]) {
@@ -100,7 +100,7 @@ void AddressTable::release_pack(residency::PackId pack)
     if (pack >= pack_addresses.size()) return;
     for (PlaceId place = 0; place < machine_.tiers.host(); ++place) {
         const memory::Tier &at = machine_.tiers[place];
-        if (const memory::ShownTensor *shown = pack_addresses[pack].shown[place].get())
+        if (const memory::AddressAlias *shown = pack_addresses[pack].shown[place].get())
             shown_bytes_ -= shown->metadata_bytes();
         void *address = pack_addresses[pack].at[place];
         if (!address) continue;
@@ -112,11 +112,11 @@ void AddressTable::release_pack(residency::PackId pack)
 
 // Null: what is asked for lies in the arena alone. Where a tensor is seen as one run that is so of
 // parts, which only the library itself asks for.
-memory::ShownTensor *AddressTable::shown_of(const Range &range, PlaceId place) const
+memory::AddressAlias *AddressTable::shown_of(const Range &range, PlaceId place) const
 {
     const memory::Tier &at = machine_.tiers[place];
-    if (!at.shows || range.scratch != residency::kNone) return nullptr;
-    const bool part = at.shows_runs && range.byte_count != range.tensor->bytes;
+    if (!at.aliases || range.scratch != residency::kNone) return nullptr;
+    const bool part = at.aliases_runs && range.byte_count != range.tensor->bytes;
     return part ? nullptr : range.tensor->shown[place];
 }
 

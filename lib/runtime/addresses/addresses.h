@@ -12,7 +12,7 @@ namespace stepwell {
 struct PackAddresses {
     uint32_t blocks = 0;
     void *at[residency::kDevicesMax] = {};  // per device; null: none
-    std::unique_ptr<memory::ShownTensor> shown[residency::kDevicesMax];
+    std::unique_ptr<memory::AddressAlias> shown[residency::kDevicesMax];
 };
 
 class AddressTable final {
@@ -29,7 +29,7 @@ public:
     // Where it lies, if that is not where it is seen.
     void *arena_pointer(const Range &range, const residency::Grant &grant) const
         STW_REQUIRES(runtime_lock);
-    memory::ShownTensor *shown_of(const Range &range, residency::PlaceId place) const;
+    memory::AddressAlias *shown_of(const Range &range, residency::PlaceId place) const;
     void *piece_pointer(const residency::Grant &grant, const update::Piece &piece) const
         STW_REQUIRES(runtime_lock);
     char *bytes_at(residency::TensorId tensor, const residency::Grant &grant);

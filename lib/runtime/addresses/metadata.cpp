@@ -142,8 +142,8 @@ Status MetadataBudget::alias_room(const residency::TensorSpec &spec) const
     const uint64_t blocks = (spec.bytes + machine_.block_bytes - 1) / machine_.block_bytes;
     uint64_t bytes = 0;
     for (const memory::Tier &place : machine_.tiers) {
-        if (place.memory && place.shows)
-            bytes += memory::ShownTensor::metadata_bytes(static_cast<uint32_t>(blocks));
+        if (place.memory && place.aliases)
+            bytes += memory::AddressAlias::metadata_bytes(static_cast<uint32_t>(blocks));
     }
     if (bytes == 0 || metadata_taken() + bytes <= metadata_budget) return {};
     return Status::error(STW_ERROR_BUDGET,

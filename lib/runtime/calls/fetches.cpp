@@ -409,7 +409,7 @@ Status Fetches::begin_streams(const Waiter &waiter)
         const bool writes = range.access != STW_READ;
         const memory::SlotRange slots = at.slots_of(pointer, sum_bytes(range));
         if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
-        if (at.shows) STW_TRY(streams_.show_range(range, waiter.grants[i].place, slots));
+        if (at.aliases) STW_TRY(streams_.show_range(range, waiter.grants[i].place, slots));
         // The zeros that a sum begins with are a copy of ours.
         if (range.access == STW_REDUCE)
             STW_TRY(at.streams->before_copy(slots, true, STW_COPIES_IN));

@@ -20,7 +20,7 @@
 #include <vector>
 
 namespace stepwell::memory {
-class ShownTensor;
+class AddressAlias;
 }  // namespace stepwell::memory
 
 namespace stepwell {
@@ -75,7 +75,7 @@ struct stw_tensor {
     uint64_t elements = 0;
     uint64_t bytes = 0;
     void *addresses[stepwell::residency::kDevicesMax] = {};  // for life, where a device maps
-    stepwell::memory::ShownTensor *shown[stepwell::residency::kDevicesMax] = {};  // the runtime's
+    stepwell::memory::AddressAlias *shown[stepwell::residency::kDevicesMax] = {};  // the runtime's
     uint32_t dtype = 0;
     uint32_t element_bits = 0;
     std::unique_ptr<stepwell::Sharding> sharding;  // null: of this process alone

@@ -59,7 +59,7 @@ Status Reporter::tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stat
         stats.registered_ns = pins.ns;
         stats.refused_slabs = pins.refused;
     }
-    if (const memory::ShownTotals *shown = machine_.tiers[place].shown.get()) {
+    if (const memory::AliasTotals *shown = machine_.tiers[place].alias_totals.get()) {
         stats.remapped_bytes = shown->bytes;
         stats.remapped_ns = shown->ns;
     }

@@ -86,7 +86,7 @@ Status Placement::check_places(const FetchPlan &plan) const
     for (const Range &range : plan.ranges) {
         const memory::Tier &at = machine_.tiers[range.place];
         const bool part = range.byte_count != range.tensor->bytes && range.access != STW_REDUCE;
-        if (part && at.shows_runs && range.tensor->shown[range.place]) {
+        if (part && at.aliases_runs && range.tensor->shown[range.place]) {
             return Status::error(STW_ERROR_INVALID,
                                  "%s has a fixed address, and the memory of device %u is "
                                  "seen there in large pieces, so it is fetched as a whole and not "

@@ -106,7 +106,7 @@ Status TensorRegistry::check_fixed_address(const stw_tensor_spec &spec,
         const memory::Tier &at = machine_.tiers[place];
         if (!at.memory) continue;
         any = true;
-        if (!at.maps && !at.shows) {
+        if (!at.maps && !at.aliases) {
             return Status::error(STW_ERROR_UNSUPPORTED,
                                  "%s asks for a fixed address, and device %u (driver "
                                  "'%s') has none to give",
@@ -120,7 +120,7 @@ Status TensorRegistry::check_fixed_address(const stw_tensor_spec &spec,
                                  tensor_text(name).c_str(), at.device);
         }
         const Ranks *ranks = machine_.ranks.get();
-        if (ranks && ranks->registered && ranks->place == place && at.shows_runs) {
+        if (ranks && ranks->registered && ranks->place == place && at.aliases_runs) {
             return Status::error(STW_ERROR_INVALID,
                                  "%s asks for a fixed address, and the memory of "
                                  "device %u is registered with the group of ranks, which knows it "
@@ -229,7 +229,7 @@ Status TensorRegistry::create_one(const stw_tensor_spec &spec, stw_tensor **tens
         STW_TRY(check_fixed_address(spec, sharding.get()));
         wanted.no_packing =
             machine_.touches || std::any_of(machine_.tiers.begin(), machine_.tiers.end(),
-                                            [](const memory::Tier &place) { return place.shows; });
+                                            [](const memory::Tier &place) { return place.aliases; });
     }
     STW_TRY(placement_.to_policy(spec.policy, spec.role, &wanted.policy));
     STW_TRY(restored_.check_durable(spec, wanted.policy));
@@ -394,7 +394,7 @@ void TensorRegistry::unregister_tensor(stw_tensor *tensor, Commands &out)
 {
     const TensorNotes &notes = tensor->notes;
     if (notes.trained) placement_.trained_bytes -= dispatch_.core.spec(tensor->id).bytes;
-    for (memory::ShownTensor *shown : tensor->shown) {
+    for (memory::AddressAlias *shown : tensor->shown) {
         if (shown) shown->end();
     }
     const Status status = dispatch_.core.destroy(tensor->id, out);
@@ -606,7 +606,7 @@ Status TensorRegistry::tensor_address(stw_tensor *tensor, uint32_t device, void 
     }
     const bool there = machine_.tiers.is_device(device) && machine_.tiers[device].memory &&
                        (machine_.tiers[device].maps || tensor->shown[device]);
-    if (!there && machine_.tiers.is_device(device) && machine_.tiers[device].shows) {
+    if (!there && machine_.tiers.is_device(device) && machine_.tiers[device].aliases) {
         return Status::error(STW_ERROR_UNSUPPORTED,
                              "device %u gives an address of their own to tensors of "
                              "STW_TENSOR_FIXED_ADDRESS alone, and %s is none",

@@ -66,9 +66,9 @@ Status ViewEnds::end_view(uint32_t index, ViewSlot &slot, memory::DeviceStreams:
 {
     stw_tensor *tensor = slot.tensor;
     if (const memory::Tier &at = machine_.tiers[slot.place]; at.streams && slot.byte_count > 0) {
-        const bool seen = at.shows && slot.scratch == residency::kNone;
-        const bool part = at.shows_runs && slot.byte_count != tensor->bytes;
-        memory::ShownTensor *shown = seen && !part ? tensor->shown[slot.place] : nullptr;
+        const bool seen = at.aliases && slot.scratch == residency::kNone;
+        const bool part = at.aliases_runs && slot.byte_count != tensor->bytes;
+        memory::AddressAlias *shown = seen && !part ? tensor->shown[slot.place] : nullptr;
         at.streams->end(stream, streams_.slots_of(slot), slot.access != STW_READ,
                         shown ? &shown->users() : nullptr);
     }

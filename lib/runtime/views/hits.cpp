@@ -75,7 +75,7 @@ void HitPath::push_after_drain(ThreadState &state, residency::TensorId tensor, P
     }
     const memory::Tier &place = machine_.tiers[range.place];
     const residency::Door &door = range.tensor->doors[range.place];
-    char *own = place.maps || place.shows
+    char *own = place.maps || place.aliases
                     ? static_cast<char *>(range.tensor->addresses[range.place])
                     : nullptr;
     char *begin = own ? own : place.base + door.offset.load(std::memory_order_relaxed);

@@ -148,9 +148,9 @@ Status StreamOrder::begin_export(const stw_view &view, void *stream)
 // Most are seen already, when their transfers are done; those that needed none are shown here.
 Status StreamOrder::show_range(const Range &range, PlaceId place, memory::SlotRange slots)
 {
-    memory::ShownTensor *shown = addresses_.shown_of(range, place);
+    memory::AddressAlias *shown = addresses_.shown_of(range, place);
     const auto block = static_cast<uint32_t>(range.byte_begin / machine_.block_bytes);
-    return shown && !shown->shows(block, slots) ? shown->show(block, slots) : Status();
+    return shown && !shown->is_mapped_to(block, slots) ? shown->map(block, slots) : Status();
 }
 
 // Of a pinned range: the stream has come behind all that was done there, or has done it itself.
@@ -161,11 +161,11 @@ bool StreamOrder::is_ordered(uint32_t index, const Range &range, memory::DeviceS
     const char *begin = place.base + door.offset.load(std::memory_order_relaxed);
     const memory::SlotRange slots = place.slots_of(begin + range.byte_begin, range.byte_count);
     views_.slot(index).first_slot = slots.first;
-    if (place.shows) {
-        const memory::ShownTensor *shown = range.tensor->shown[range.place];
-        if (shown && place.shows_runs && range.byte_count != range.tensor->bytes) return false;
+    if (place.aliases) {
+        const memory::AddressAlias *shown = range.tensor->shown[range.place];
+        if (shown && place.aliases_runs && range.byte_count != range.tensor->bytes) return false;
         const auto block = static_cast<uint32_t>(range.byte_begin / machine_.block_bytes);
-        if (shown && !shown->shows(block, slots)) return false;
+        if (shown && !shown->is_mapped_to(block, slots)) return false;
     }
     return place.streams->is_free(stream, slots);
 }

@@ -83,7 +83,7 @@ public:
     bool registered(const void *) override { return true; }
     bool joined(const void *) override { return true; }
     uint64_t started(uint32_t, const void *, uint64_t, uint64_t) override { return 1; }
-    Status shows(const Job &) override { return {}; }
+    Status map_alias(const Job &) override { return {}; }
     void ordered(residency::TransferId) override {}
     void arrived(uint32_t, const void *, uint64_t, uint64_t) override {}
     Status await(uint32_t, const void *, uint64_t, bool) override { return {}; }

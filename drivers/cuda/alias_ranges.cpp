@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "drivers/cuda/shown.h"
+#include "drivers/cuda/alias_ranges.h"
 
 #include <algorithm>
 #include <iterator>
 
 namespace stepwell::drivers::cuda {
 
-Shown::~Shown()
+AliasRanges::~AliasRanges()
 {
     const MutexLock lock(mutex_);
     for (const auto &[address, piece] : pieces_)
@@ -15,12 +15,12 @@ Shown::~Shown()
         mapping().unreserve(address - margin(), range.bytes + 2 * margin());
 }
 
-uint64_t Shown::margin() const
+uint64_t AliasRanges::margin() const
 {
     return arena_.largest_piece() - arena_.block_bytes();
 }
 
-stw_status Shown::reserve(uint64_t bytes, void **address_out)
+stw_status AliasRanges::reserve(uint64_t bytes, void **address_out)
 {
     if (bytes == 0) return STW_ERROR_INVALID;
     if (!arena_.is_mapped()) return STW_ERROR_UNSUPPORTED;
@@ -37,7 +37,8 @@ stw_status Shown::reserve(uint64_t bytes, void **address_out)
     return STW_OK;
 }
 
-stw_status Shown::release(void *address, uint64_t bytes, const uint64_t *marks, uint32_t count)
+stw_status AliasRanges::release(void *address, uint64_t bytes, const uint64_t *marks,
+                                uint32_t count)
 {
     const uint64_t block = arena_.block_bytes();
     const MutexLock lock(mutex_);
@@ -51,7 +52,7 @@ stw_status Shown::release(void *address, uint64_t bytes, const uint64_t *marks, 
     return STW_OK;
 }
 
-Shown::Ranges::const_iterator Shown::find(Address address) const
+AliasRanges::Ranges::const_iterator AliasRanges::find(Address address) const
 {
     const auto next = ranges_.upper_bound(address);
     if (next == ranges_.begin()) return ranges_.end();
@@ -60,20 +61,20 @@ Shown::Ranges::const_iterator Shown::find(Address address) const
     return address - found->first < range.bytes && !range.ends ? found : ranges_.end();
 }
 
-bool Shown::contains(const void *pointer)
+bool AliasRanges::contains(const void *pointer)
 {
     const MutexLock lock(mutex_);
     return find(address_of(pointer)) != ranges_.end();
 }
 
-bool Shown::is_seen(uint32_t block, Address address) const
+bool AliasRanges::is_mapped(uint32_t block, Address address) const
 {
     const auto seen = pieces_.find(address);
     return seen != pieces_.end() && seen->second.first == block;
 }
 
-// One call for neighbours.
-int Shown::hide(Address address, uint64_t bytes)
+// One call for pieces that are side by side.
+int AliasRanges::unmap(Address address, uint64_t bytes)
 {
     const uint64_t block = arena_.block_bytes();
     for (auto first = pieces_.lower_bound(address);
@@ -89,13 +90,13 @@ int Shown::hide(Address address, uint64_t bytes)
     return kSuccess;
 }
 
-// Pieces from block `first` up to block `end`, the first of them at `address`. Nothing is seen
-// there yet but what may go. Access is granted once for all.
-int Shown::map(uint32_t first, uint32_t end, Address address)
+// Maps the pieces from block `first` up to block `end`, the first of them at `address`. Blocks that
+// are mapped there may be unmapped. Access is granted by one call for all of them.
+int AliasRanges::map(uint32_t first, uint32_t end, Address address)
 {
     const uint64_t block = arena_.block_bytes();
     const uint64_t bytes = (end - first) * block;
-    int error = hide(address, bytes);
+    int error = unmap(address, bytes);
     Address at = address;
     while (first < end && error == kSuccess) {
         const Arena::Piece piece = arena_.piece_of(first);
@@ -107,18 +108,18 @@ int Shown::map(uint32_t first, uint32_t end, Address address)
         at += piece.blocks * block;
     }
     if (error == kSuccess) error = arena_.allow(address, bytes);
-    if (error != kSuccess) hide(address, bytes);
+    if (error != kSuccess) unmap(address, bytes);
     return error;
 }
 
-// What is seen already may be in use, and stays.
-int Shown::map_all(uint32_t first, uint32_t end, Address address)
+// Pieces that are mapped already may be in use, and stay mapped.
+int AliasRanges::map_all(uint32_t first, uint32_t end, Address address)
 {
     const uint64_t block = arena_.block_bytes();
     while (first < end) {
         uint32_t last = first;
         Address at = address;
-        while (last < end && !is_seen(last, at)) {
+        while (last < end && !is_mapped(last, at)) {
             const uint32_t blocks = arena_.piece_of(last).blocks;
             last += blocks;
             at += blocks * block;
@@ -132,8 +133,8 @@ int Shown::map_all(uint32_t first, uint32_t end, Address address)
     return kSuccess;
 }
 
-// Whole pieces; false: it cannot be asked.
-bool Shown::prepare(uint32_t first, uint32_t blocks, Address address, Wanted *out) const
+// Rounds to whole pieces. False: the arguments are invalid.
+bool AliasRanges::prepare(uint32_t first, uint32_t blocks, Address address, Wanted *out) const
 {
     const uint64_t block = arena_.block_bytes();
     const auto range = find(address);
@@ -146,11 +147,11 @@ bool Shown::prepare(uint32_t first, uint32_t blocks, Address address, Wanted *ou
     out->address = address - (first - out->first) * block;
     out->range = range->first - margin();
     out->range_bytes = range->second.bytes + 2 * margin();
-    out->moves = lies_elsewhere(out->range, out->range_bytes, address - first * block);
+    out->moves = has_other_run(out->range, out->range_bytes, address - first * block);
     Address at = out->address;
     for (uint32_t next = out->first; next < out->end;) {
         const uint32_t count = arena_.piece_of(next).blocks;
-        const bool here = is_seen(next, at);
+        const bool here = is_mapped(next, at);
         out->lacks |= !here;
         out->waits |= !here && pieces_.count(at) != 0;
         next += count;
@@ -160,8 +161,8 @@ bool Shown::prepare(uint32_t first, uint32_t blocks, Address address, Wanted *ou
     return true;
 }
 
-stw_status Shown::show(uint32_t first, uint32_t blocks, void *pointer, const uint64_t *marks,
-                       uint32_t count)
+stw_status AliasRanges::map_blocks(uint32_t first, uint32_t blocks, void *pointer,
+                                   const uint64_t *marks, uint32_t count)
 {
     Wanted wanted;
     {
@@ -174,13 +175,13 @@ stw_status Shown::show(uint32_t first, uint32_t blocks, void *pointer, const uin
     const MutexLock lock(mutex_);
     wanted = {};
     if (!prepare(first, blocks, address_of(pointer), &wanted)) return STW_ERROR_INVALID;
-    int error = wanted.moves ? hide(wanted.range, wanted.range_bytes) : int{kSuccess};
+    int error = wanted.moves ? unmap(wanted.range, wanted.range_bytes) : int{kSuccess};
     if (error == kSuccess) error = map_all(wanted.first, wanted.end, wanted.address);
     return context_.library().failed(error);
 }
 
-// Of a range whose blocks are seen side by side: what is seen there lies otherwise.
-bool Shown::lies_elsewhere(Address begin, uint64_t bytes, Address zero) const
+// Whether the range has blocks of another run than the one that has block 0 at address `zero`.
+bool AliasRanges::has_other_run(Address begin, uint64_t bytes, Address zero) const
 {
     if (!arena_.is_permanent()) return false;
     const auto seen = pieces_.lower_bound(begin);
@@ -188,31 +189,31 @@ bool Shown::lies_elsewhere(Address begin, uint64_t bytes, Address zero) const
            seen->first - seen->second.first * arena_.block_bytes() != zero;
 }
 
-void Shown::forget(uint32_t first, uint32_t blocks)
+void AliasRanges::forget(uint32_t first, uint32_t blocks)
 {
     const MutexLock lock(mutex_);
     for (auto seen = pieces_.begin(); seen != pieces_.end();) {
         const auto next = std::next(seen);
-        if (seen->second.first - first < blocks) hide(seen->first, arena_.block_bytes());
+        if (seen->second.first - first < blocks) unmap(seen->first, arena_.block_bytes());
         seen = next;
     }
 }
 
-bool Shown::is_over(const Range &range) const
+bool AliasRanges::is_over(const Range &range) const
 {
     return std::all_of(range.marks.begin(), range.marks.end(),
                        [this](uint64_t mark) { return marks_.passed(mark) == kSuccess; });
 }
 
-// Those whose work has passed; the others are looked at again by who reserves or releases next.
-void Shown::end_ranges()
+// Ends ranges whose work has passed; the next reserve or release checks the others again.
+void AliasRanges::end_ranges()
 {
     for (auto at = ranges_.begin(); at != ranges_.end();) {
         const auto next = std::next(at);
         if (at->second.ends && is_over(at->second)) {
             const Address begin = at->first - margin();
             const uint64_t bytes = at->second.bytes + 2 * margin();
-            hide(begin, bytes);
+            unmap(begin, bytes);
             mapping().unreserve(begin, bytes);
             ranges_.erase(at);
         }

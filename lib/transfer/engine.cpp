@@ -39,10 +39,7 @@ Status Engine::Parts::check_options()
     }
     options.copy_threads = std::max(options.copy_threads, 1u);
     bool staged = false;
-    for (uint32_t i = 0; i < options.memories.size(); ++i) {
-        staged = staged || !options.memories[i].storage_reaches();
-        if (options.memories[i].tier == residency::Tier::kHost) staging_memory = i;
-    }
+    for (const Memory &memory : options.memories) staged = staged || !memory.storage_reaches();
     if (store == nullptr) return {};
     if (store->block_bytes() != block_bytes) {
         return Status::error(STW_ERROR_INVALID, "The store's blocks have another size.");
@@ -325,12 +322,12 @@ Status Engine::close(uint64_t timeout_ns)
 
 void Engine::expect_bandwidth(Link link, uint32_t memory, uint64_t bytes_per_s)
 {
-    parts_->links.expect(link, memory, bytes_per_s);
+    parts_->hops.expect(link, memory, bytes_per_s);
 }
 
 LinkStats Engine::link_stats(Link link, uint32_t memory) const
 {
-    return parts_->links.stats(link, memory, parts_->now());
+    return parts_->hops.stats(link, memory);
 }
 
 uint32_t Engine::jobs_in_flight() const

@@ -138,6 +138,16 @@ struct EngineOptions {
     void (*rests)(void *user, uint32_t path) = nullptr;
     void *share_user = nullptr;
     CopyOrdering *order = nullptr;  // borrowed until the engine is gone; null: no streams
+
+    [[nodiscard]] uint64_t now() const { return services->now_ns(services->user); }
+    // Of `memories`: whose links the hops to and from staging count on.
+    [[nodiscard]] uint32_t host_memory() const
+    {
+        uint32_t found = 0;
+        for (uint32_t i = 0; i < memories.size(); ++i)
+            if (memories[i].tier == residency::Tier::kHost) found = i;
+        return found;
+    }
 };
 
 class Engine {

@@ -12,7 +12,6 @@
 namespace stepwell::transfer {
 
 using residency::Class;
-using residency::Tier;
 using residency::TransferKind;
 
 namespace {
@@ -140,7 +139,7 @@ Status Engine::Parts::submit(const Job *jobs, uint32_t n)
                              n, pool.used(), options.jobs_max);
     }
     pool.ensure(n);
-    const uint64_t now_ns = now();
+    const uint64_t now_ns = options.now();
     for (uint32_t i = 0; i < n; ++i) {
         Task &task = pool.take(jobs[i]);
         task.sequence = ++sequence;
@@ -243,71 +242,6 @@ void Engine::Parts::queue_path(Task &task)
     push_to_path(task);
 }
 
-// ---------------------------------------------------------------------------------------- hops --
-
-Link Engine::Parts::storage_link(const Task &task) const
-{
-    const Job &job = task.job;
-    const bool reads = is_read(task);
-    const Memory &memory = options.memories[reads ? job.to_memory : job.from_memory];
-    if (memory.tier == Tier::kDevice && memory.storage_reaches()) {
-        return reads ? Link::kNvmeToDevice : Link::kDeviceToNvme;
-    }
-    return reads ? Link::kNvmeToHost : Link::kHostToNvme;
-}
-
-Link Engine::Parts::copy_link(const Task &task) const
-{
-    if (task.route == Route::kReadStaged) return Link::kHostToDevice;
-    if (task.route == Route::kWriteStaged) return Link::kDeviceToHost;
-    if (task.job.transfer.kind != TransferKind::kMove) return Link::kNone;
-    const Tier from = options.memories[task.job.from_memory].tier;
-    const Tier to = options.memories[task.job.to_memory].tier;
-    if (from == to) return Link::kNone;
-    return to == Tier::kDevice ? Link::kHostToDevice : Link::kDeviceToHost;
-}
-
-uint32_t Engine::Parts::hop_memory(const Task &task, Link link) const
-{
-    const Job &job = task.job;
-    switch (link) {
-    case Link::kNvmeToHost: return task.route == Route::kRead ? job.to_memory : staging_memory;
-    case Link::kHostToNvme: return task.route == Route::kWrite ? job.from_memory : staging_memory;
-    case Link::kNvmeToDevice:
-    case Link::kHostToDevice: return job.to_memory;
-    case Link::kDeviceToNvme:
-    case Link::kDeviceToHost: return job.from_memory;
-    case Link::kNone: break;
-    }
-    return job.to_memory;
-}
-
-void Engine::Parts::hop_begin(Task &task, Link link)
-{
-    task.hop_start_ns = now();
-    task.hop_range = observe::nvtx_begin(observe::NvtxKind::kTransfer, task.job.transfer.bytes);
-    links.begin(link, hop_memory(task, link), task.hop_start_ns);
-}
-
-void Engine::Parts::hop_end(Task &task, Link link, bool moved)
-{
-    const uint64_t end_ns = now();
-    observe::nvtx_end(std::exchange(task.hop_range, observe::kNoRange));
-    const uint32_t memory = hop_memory(task, link);
-    links.end(link, memory, task.job.transfer.bytes, moved, end_ns);
-    if (options.span == nullptr) return;
-    Span span;
-    span.start_ns = task.hop_start_ns;
-    span.end_ns = end_ns;
-    span.link = link;
-    span.memory = memory;
-    span.block = task.job.transfer.block;
-    span.tensor = task.job.transfer.tensor;
-    span.bytes = task.job.transfer.bytes;
-    span.urgency = task.job.transfer.urgency;
-    options.span(options.span_user, span);
-}
-
 // --------------------------------------------------------------------------------- completions --
 
 void Engine::Parts::finish(Task &task, Outbox &outbox)
@@ -369,7 +303,7 @@ std::string Engine::Parts::describe(uint32_t lines_max) const
     };
     std::vector<Line> lines;
     MutexLock lock(mutex);
-    const uint64_t now_ns = now();
+    const uint64_t now_ns = options.now();
     pool.for_each([&](const Task &task) {
         static constexpr const char *kStages[] = {"free",
                                                   "queued",

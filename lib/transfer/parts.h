@@ -4,10 +4,9 @@
 // wait in their driver's poll and are woken through it; copy threads wait on a condition.
 #pragma once
 
-#include "lib/memory/driver_reason.h"
 #include "lib/support/thread_annotations.h"
-#include "lib/transfer/links.h"
-#include "lib/transfer/task.h"
+#include "lib/transfer/block_copier.h"
+#include "lib/transfer/hops.h"
 
 #include <pthread.h>
 
@@ -32,14 +31,6 @@ struct Outbox {
 };
 
 constexpr uint32_t kOutboxMax = 64;
-
-// Copies of one class that are started together, with one mark behind them: a mark each would leave
-// the link idle between two blocks, by a few percent of their time. What becomes urgent meanwhile
-// is behind those that were started, 32 MiB or so.
-constexpr uint32_t kBatchMax = 256;
-constexpr uint64_t kBatchBytes = 16 << 20;
-constexpr uint64_t kStartedBytes = 2 * kBatchBytes;
-using Batch = std::vector<Task *>;
 
 // Copies of a lane that are enqueued on its device, oldest first. Those of a batch have one mark.
 constexpr uint32_t kStartedMax = 8;  // batches
@@ -74,7 +65,6 @@ struct Engine::Parts {
     Status close(uint64_t timeout_ns);
     void abandon();  // deletes this, now or with the last request that comes back
     std::string describe(uint32_t lines_max) const;
-    [[nodiscard]] uint64_t now() const { return options.services->now_ns(options.services->user); }
 
     Status check_options();
     [[nodiscard]] store::Requests requests_of(uint32_t path, bool reads) const;
@@ -89,13 +79,8 @@ struct Engine::Parts {
     void finish(Task &task, Outbox &outbox);
     // Frees the tasks, then calls back with no lock held.
     void flush(Outbox &outbox);
-    void hop_begin(Task &task, Link link);
-    void hop_end(Task &task, Link link, bool moved);
-    [[nodiscard]] Link storage_link(const Task &task) const;
-    [[nodiscard]] Link copy_link(const Task &task) const;
     // After its part at storage, or to free a ring slot without one.
     void give_ring_back(Task &task);
-    [[nodiscard]] uint32_t hop_memory(const Task &task, Link link) const;
     bool enter_hook();
     void leave_hook();
     void queue_copy(Task &task);
@@ -133,36 +118,19 @@ struct Engine::Parts {
 
     // Copy threads, without the lock.
     void run_copies(CopyLane &lane, Batch &batch, Batch &rest, Outbox &outbox);
-    // Moves those that would have to wait for work on streams out of a batch of which others need
-    // not.
-    void set_waiting_apart(Batch &batch, Batch &rest) const;
     bool prepare_copy(Task &task, Outbox &outbox);
     bool hold_back(CopyLane &lane, Task &task);
     void end_copy(Task &task, Outbox &outbox);
-    Status copy_failed(const Task &task, stw_status code) const;
-    [[nodiscard]] bool may_start(const Task &task) const;
     void start_copies(CopyLane &lane, Batch &batch, Outbox &outbox);
     void hand_over(CopyLane &lane, const Batch &batch);
-    void enqueue_copies(Batch &batch);
-    // Makes a list of them, sorted, and says which of it each is of; how many.
-    uint32_t join_copies(Batch &batch, stw_memory_copy *list, uint32_t *copy_of) const;
     void await_copies(CopyLane &lane, const Batch &batch, Outbox &outbox);
     // The oldest that were started, behind one mark.
     void oldest_copies(const CopyLane &lane, Batch &batch) const STW_REQUIRES(mutex);
-    struct Sides;
-    [[nodiscard]] Sides sides_of(const Task &task) const;
-    Status copy_bytes(Task &task) const;
-    Status order_copy(uint32_t memory, const void *pointer, uint64_t bytes, bool writes,
-                      bool into) const;
-    Status map_block(const Task &task) const;
-    Status map_alias(const Task &task) const;
-    bool show_started(Task &task, const Sides &sides);
-    Status move_bytes(const Task &task, uint32_t to, void *target, uint32_t from,
-                      const void *source) const;
 
     EngineOptions options;  // constant once the threads run
     std::unique_ptr<store::Store> store;
-    Links links;
+    const BlockCopier copier{options};
+    Hops hops{options};
 
     mutable Mutex mutex;
     Condition order_ready;
@@ -182,8 +150,7 @@ struct Engine::Parts {
     bool muted STW_GUARDED_BY(mutex) = false;
     bool stopping STW_GUARDED_BY(mutex) = false;
     bool abandoned STW_GUARDED_BY(mutex) = false;
-    uint32_t staging_memory = 0;  // whose link the ring's hops count on: the host's
-    bool closed = false;          // of the closing thread
+    bool closed = false;  // of the closing thread
     std::vector<std::unique_ptr<StorageThread>> storage_threads;
     // Constant once the threads run.
     struct LaneThread {

@@ -3,6 +3,7 @@
 // report. Checksums and maps run between two fills, while the device works.
 #include "lib/transfer/storage_thread.h"
 
+#include "lib/memory/driver_reason.h"
 #include "lib/store/probe.h"
 
 #include <algorithm>
@@ -250,9 +251,9 @@ void StorageThread::begin_ahead()
 // behind copies, and the device is busy meanwhile.
 void StorageThread::begin(Task &task)
 {
-    parts_.hop_begin(task, parts_.storage_link(task));
+    parts_.hops.begin(task, parts_.hops.storage_link(task));
     if (task.route == Route::kRead) {
-        Status status = parts_.map_block(task);
+        Status status = parts_.copier.map_block(task);
         if (!status.ok()) {
             fail(task, std::move(status));
             return;
@@ -300,7 +301,7 @@ bool StorageThread::send()
     }
     uint32_t accepted = 0;
     const auto n = static_cast<uint32_t>(batch_.size());
-    const uint64_t now_ns = parts_.now();
+    const uint64_t now_ns = parts_.options.now();
     const stw_status code = ops_.submit(storage_, batch_.data(), n, &accepted);
     STW_ASSERT(accepted <= n);
     accepted = std::min(accepted, n);
@@ -340,7 +341,7 @@ void StorageThread::collect(uint32_t n)
     STW_ASSERT(n <= depth_);
     full_ = false;
     busy_ = false;
-    const uint64_t now_ns = n > 0 ? parts_.now() : 0;
+    const uint64_t now_ns = n > 0 ? parts_.options.now() : 0;
     for (uint32_t i = 0; i < n; ++i) {
         const auto index = static_cast<uint32_t>(done_[i].tag);
         const auto serial = static_cast<uint32_t>(done_[i].tag >> 32);
@@ -372,8 +373,7 @@ void StorageThread::answered(uint32_t index, int64_t result)
     const char *name = store_.name(path_).c_str();
     if (result == -EAGAIN || result == -EINTR) {
         if (++request.agains <= kAgainsMax) {
-            parts_.links.retried(parts_.storage_link(task),
-                                 parts_.hop_memory(task, parts_.storage_link(task)));
+            parts_.hops.retried(task);
             again_.push_back(index);
             full_ = busy_ = true;  // nothing more before the next poll, which waits a moment
             return;
@@ -424,8 +424,7 @@ void StorageThread::try_again(uint32_t index, Status failure)
     Task &task = *request.task;
     if (task.status.ok() && request.errors < parts_.options.retries_max) {
         ++request.errors;
-        const Link link = parts_.storage_link(task);
-        parts_.links.retried(link, parts_.hop_memory(task, link));
+        parts_.hops.retried(task);
         again_.push_back(index);
         return;
     }
@@ -474,8 +473,7 @@ bool StorageThread::verified(Task &task)
     if (!task.read_again) {
         task.read_again = true;
         task.given_bytes = 0;
-        const Link link = parts_.storage_link(task);
-        parts_.links.retried(link, parts_.hop_memory(task, link));
+        parts_.hops.retried(task);
         begun_.push_back(&task);
         return false;
     }
@@ -499,7 +497,7 @@ void StorageThread::settle()
     settling_.erase(settling_.begin());
     if (is_read(task) && task.status.ok() && !verified(task)) return;
     const bool moved = task.status.ok();
-    parts_.hop_end(task, parts_.storage_link(task), moved);
+    parts_.hops.end(task, parts_.hops.storage_link(task), moved);
     if (moved && task.route == Route::kReadStaged) {
         parts_.queue_copy(task);
     } else {

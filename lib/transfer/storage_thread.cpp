@@ -30,28 +30,30 @@ unsigned long long wide(uint64_t value)
 
 }  // namespace
 
-StorageThread::StorageThread(Engine::Parts &parts, uint32_t path)
-    : parts_(parts),
-      store_(*parts.store),
-      ops_(parts.store->ops(path)),
-      storage_(parts.store->storage(path)),
-      path_(path),
-      alignment_(parts.store->info(path).alignment_bytes),
-      depth_(parts.store->info(path).queue_depth),
-      writes_(parts.store->requests(path, false)),
-      reads_(parts.store->requests(path, true))
+StorageDevice::StorageDevice(store::Store &store, uint32_t path)
+    : ops(store.ops(path)),
+      storage(store.storage(path)),
+      alignment(store.info(path).alignment_bytes),
+      depth(store.info(path).queue_depth),
+      writes(store.requests(path, false)),
+      reads(store.requests(path, true))
 {
-    const uint64_t queue_bytes = uint64_t{writes_.depth} * writes_.bytes;
+}
+
+StorageThread::StorageThread(Engine::Parts &parts, uint32_t path)
+    : parts_(parts), store_(*parts.store), path_(path), device_(*parts.store, path)
+{
+    const uint64_t queue_bytes = uint64_t{device_.writes.depth} * device_.writes.bytes;
     sealed_max_ = std::clamp<uint64_t>(queue_bytes / store_.block_bytes(), 1, kSealedMax);
-    requests_.resize(depth_);
-    done_.resize(depth_);
-    free_.reserve(depth_);
-    for (uint32_t i = depth_; i > 0; --i) free_.push_back(i - 1);
-    again_.reserve(depth_);
-    sending_.reserve(depth_);
-    batch_.reserve(depth_);
-    begun_.reserve(depth_ + 16ull);
-    settling_.reserve(depth_ + 16ull);
+    requests_.resize(device_.depth);
+    done_.resize(device_.depth);
+    free_.reserve(device_.depth);
+    for (uint32_t i = device_.depth; i > 0; --i) free_.push_back(i - 1);
+    again_.reserve(device_.depth);
+    sending_.reserve(device_.depth);
+    batch_.reserve(device_.depth);
+    begun_.reserve(device_.depth + 16ull);
+    settling_.reserve(device_.depth + 16ull);
     outbox_.tasks.reserve(kOutboxMax);
     outbox_.list.reserve(kOutboxMax);
 }
@@ -65,7 +67,7 @@ void *StorageThread::start(void *self)
 void StorageThread::main()
 {
     for (;;) {
-        const uint32_t n = ops_.poll(storage_, done_.data(), depth_, wait_ns_);
+        const uint32_t n = device_.poll(done_, wait_ns_);
         collect(n);
         fill();
         settle();
@@ -87,7 +89,7 @@ bool StorageThread::wait_for_work()
         wait_ns_ = in_flight_ > 0 && !busy_ ? kIdleNs : kRefusedNs;
         return true;
     }
-    if (in_flight_ == depth_) {
+    if (in_flight_ == device_.depth) {
         wait_ns_ = kIdleNs;
         return true;
     }
@@ -108,7 +110,7 @@ bool StorageThread::wait_for_work()
 StorageThread::Choice StorageThread::best_of(bool reads, PathQueues &queues)
 {
     Choice best;
-    if (flying_[reads ? 1 : 0] >= (reads ? reads_ : writes_).depth) return best;
+    if (flying_[reads ? 1 : 0] >= device_.requests(reads).depth) return best;
     const auto offer = [&best, reads](Source source, Task *task, uint32_t at) {
         const bool better = best.task == nullptr || task->urgency > best.task->urgency;
         if (better) best = {source, task, at, reads};
@@ -145,7 +147,7 @@ StorageThread::Choice StorageThread::choose()
     const Choice &lead = reads_lead ? reads : writes;
     const Choice &other = reads_lead ? writes : reads;
     if (lead.task->urgency == Class::kDemand) return lead;
-    const bool others_share = flying_[other.reads ? 1 : 0] < depth_ / 4;
+    const bool others_share = flying_[other.reads ? 1 : 0] < device_.depth / 4;
     return others_share && flying_[lead.reads ? 1 : 0] > 0 ? other : lead;
 }
 
@@ -160,7 +162,7 @@ void StorageThread::take(Task &task, PathQueues &queues)
 
 uint64_t StorageThread::next_request_bytes(const Task &task) const
 {
-    return std::min((is_read(task) ? reads_ : writes_).bytes, task.io_bytes - task.given_bytes);
+    return std::min(device_.requests(is_read(task)).bytes, task.io_bytes - task.given_bytes);
 }
 
 bool StorageThread::may_send(const Task &task)
@@ -185,7 +187,7 @@ void StorageThread::tell_rest(PathQueues &queues)
 void StorageThread::fill()
 {
     held_ = false;
-    while (!full_ && in_flight_ + sending_.size() < depth_) {
+    while (!full_ && in_flight_ + sending_.size() < device_.depth) {
         Choice choice;
         {
             MutexLock lock(parts_.mutex);
@@ -219,7 +221,7 @@ void StorageThread::fill()
 
 bool StorageThread::is_full(bool reads) const
 {
-    return free_.empty() || flying_[reads ? 1 : 0] >= (reads ? reads_ : writes_).depth;
+    return free_.empty() || flying_[reads ? 1 : 0] >= device_.requests(reads).depth;
 }
 
 // The device's queue is full: have more ready for the moment it is not, one block a turn. A read
@@ -302,7 +304,7 @@ bool StorageThread::send()
     uint32_t accepted = 0;
     const auto n = static_cast<uint32_t>(batch_.size());
     const uint64_t now_ns = parts_.options.now();
-    const stw_status code = ops_.submit(storage_, batch_.data(), n, &accepted);
+    const stw_status code = device_.ops.submit(device_.storage, batch_.data(), n, &accepted);
     STW_ASSERT(accepted <= n);
     accepted = std::min(accepted, n);
     for (uint32_t i = 0; i < n; ++i) {
@@ -338,7 +340,7 @@ bool StorageThread::send()
 
 void StorageThread::collect(uint32_t n)
 {
-    STW_ASSERT(n <= depth_);
+    STW_ASSERT(n <= device_.depth);
     full_ = false;
     busy_ = false;
     const uint64_t now_ns = n > 0 ? parts_.options.now() : 0;
@@ -346,8 +348,8 @@ void StorageThread::collect(uint32_t n)
         const auto index = static_cast<uint32_t>(done_[i].tag);
         const auto serial = static_cast<uint32_t>(done_[i].tag >> 32);
         if (index == store::kProbeTag) continue;  // given up when the store was opened
-        const bool known =
-            index < depth_ && requests_[index].in_flight && requests_[index].serial == serial;
+        const bool known = index < device_.depth && requests_[index].in_flight &&
+                           requests_[index].serial == serial;
         STW_ASSERT(known);  // of a driver: each accepted tag comes exactly once
         if (!known) continue;
         Request &request = requests_[index];
@@ -390,7 +392,7 @@ void StorageThread::answered(uint32_t index, int64_t result)
                                           wide(at), request.errors));
         return;
     }
-    const uint64_t moved = static_cast<uint64_t>(result) / alignment_ * alignment_;
+    const uint64_t moved = static_cast<uint64_t>(result) / device_.alignment * device_.alignment;
     if (moved > 0 && moved < request.bytes) {
         request.offset += moved;
         request.bytes -= moved;

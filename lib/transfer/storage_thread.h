@@ -11,6 +11,27 @@
 
 namespace stepwell::transfer {
 
+// A path as its driver takes requests. Constant.
+struct StorageDevice {
+    StorageDevice(store::Store &store, uint32_t path);
+
+    uint32_t poll(std::vector<stw_io_done> &done, uint64_t wait_ns) const
+    {
+        return ops.poll(storage, done.data(), depth, wait_ns);
+    }
+    [[nodiscard]] const store::Requests &requests(bool of_reads) const
+    {
+        return of_reads ? reads : writes;
+    }
+
+    const stw_storage_ops &ops;
+    stw_storage *const storage;
+    const uint64_t alignment;
+    const uint32_t depth;
+    const store::Requests writes;
+    const store::Requests reads;
+};
+
 class StorageThread {
 public:
     StorageThread(Engine::Parts &parts, uint32_t path);
@@ -66,13 +87,8 @@ private:
 
     Engine::Parts &parts_;
     store::Store &store_;
-    const stw_storage_ops &ops_;
-    stw_storage *storage_;
     const uint32_t path_;
-    const uint64_t alignment_;
-    const uint32_t depth_;
-    const store::Requests writes_;
-    const store::Requests reads_;
+    const StorageDevice device_;
 
     std::vector<Request> requests_;  // as many as the device takes
     std::vector<uint32_t> free_;

@@ -11,15 +11,11 @@
 
 namespace stepwell::store {
 
-namespace {
-
-}  // namespace
-
 uint32_t Store::path_of(uint32_t at) const
 {
     const auto after =
         std::upper_bound(paths_.begin(), paths_.end(), at,
-                         [](uint32_t slot, const Path &path) { return slot < path.first; });
+                         [](uint32_t slot, const StoragePath &path) { return slot < path.first; });
     return static_cast<uint32_t>(after - paths_.begin()) - 1;
 }
 
@@ -137,7 +133,7 @@ void Store::give_back(uint32_t at)
 // It may have been forgotten, or dropped, meanwhile.
 void Store::leave(uint32_t at)
 {
-    if (is_free(slots_[at])) give_back(at);
+    if (slots_[at].is_free()) give_back(at);
 }
 
 void Store::end_write(const Placement &place, bool written)
@@ -259,7 +255,7 @@ uint64_t Store::used_slots() const
 uint64_t Store::reserved_bytes() const
 {
     uint64_t bytes = 0;
-    for (const Path &path : paths_) bytes += path_bytes(path.count, block_bytes_);
+    for (const StoragePath &path : paths_) bytes += path_bytes(path.count, block_bytes_);
     return bytes - resting_slots() * block_bytes_;
 }
 
@@ -267,7 +263,8 @@ uint64_t Store::metadata_bytes() const
 {
     MutexLock lock(mutex_);
     uint64_t bytes = slots_.capacity() * sizeof(Slot) + index_.capacity() * sizeof(uint32_t) +
-                     paths_.capacity() * sizeof(Path) + striping_.capacity() * sizeof(Striping);
+                     paths_.capacity() * sizeof(StoragePath) +
+                     striping_.capacity() * sizeof(Striping);
     for (const Striping &path : striping_) {
         bytes += (path.free.capacity() + path.resting.capacity()) * sizeof(uint32_t);
     }

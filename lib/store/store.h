@@ -10,7 +10,7 @@
 
 #include "lib/residency/types.h"
 #include "lib/store/bandwidth.h"
-#include "lib/store/superblock.h"
+#include "lib/store/storage_path.h"
 #include "lib/support/status.h"
 #include "lib/support/thread_annotations.h"
 
@@ -26,39 +26,8 @@ using residency::BlockId;
 constexpr uint32_t kPathsMax = 64;
 constexpr uint32_t kSlotsMax = UINT32_MAX - 1;  // over all paths
 
-// How a path is driven in one direction. 0: the transfer engine puts in what it then does.
-struct Requests {
-    uint64_t bytes = 0;  // of one at most
-    uint32_t depth = 0;  // in flight at most
-};
-
-struct PathOptions {
-    const stw_storage_ops *ops = nullptr;  // borrowed until the store is gone
-    std::string path;
-    std::string driver_options;
-    uint64_t blocks = 0;  // 0: an equal share of what StoreOptions::blocks leaves
-    // Takes the path where `ops` says UNSUPPORTED; null: then the store does not open. As borrowed.
-    const stw_storage_ops *fallback = nullptr;
-    uint32_t queue_depth = 0;  // 0: what StoreOptions says
-};
-
-// Scratch is gone with the process. The others have a file with a name on each path.
-enum class Stay { kScratch, kCreate, kOpen, kReplace };
-
 // Sets of slots that are kept, by number: a generation's region.
 constexpr uint32_t kKeepsMax = 8;
-
-struct StoreOptions {
-    const stw_services *services = nullptr;  // borrowed until the store is gone
-    Stay stay = Stay::kScratch;
-    std::string name;  // of the files, where they have one
-    std::vector<PathOptions> paths;
-    uint64_t block_bytes = 0;                   // a multiple of every path's alignment
-    uint64_t blocks = 0;                        // over all paths
-    uint32_t queue_depth = 32;                  // of a path that says none
-    uint64_t open_timeout_ns = 30'000'000'000;  // for superblocks
-    Uuid uuid{};  // all zero: a random one, or with kOpen whatever is there; else that one
-};
 
 // Where a block lies, and what its bytes must sum to. A copy: valid from begin_* to end_*.
 struct Placement {
@@ -183,18 +152,11 @@ private:
         uint8_t kept = 0;      // a bit for each set
         bool written = false;  // sum and bytes are of what is there
         bool writing = false;
-    };
-    struct Path {
-        const stw_storage_ops *ops = nullptr;
-        stw_storage *storage = nullptr;
-        stw_storage_info info{};
-        std::string name;
-        std::string remark;
-        Superblock superblock;
-        uint32_t first = 0;  // its slots in slots_
-        uint32_t count = 0;
-        Requests reads;
-        Requests writes;
+
+        [[nodiscard]] bool is_free() const
+        {
+            return block == residency::kNone && users == 0 && kept == 0;
+        }
     };
     struct Striping {
         std::vector<uint32_t> free;     // slots of the path, lowest on top
@@ -206,12 +168,6 @@ private:
     Store() = default;
     Status open_all(const StoreOptions &options, const std::vector<uint64_t> &blocks);
     Status open_path(const StoreOptions &options, uint32_t index, uint64_t blocks);
-    static Status open_driver(const StoreOptions &options, const PathOptions &asked, uint64_t bytes,
-                              Path &path);
-    Status write_superblock(const StoreOptions &options, uint32_t index);
-    Status check_superblock(const StoreOptions &options, uint32_t index);
-    Status read_superblock(const StoreOptions &options, uint32_t index);
-    static Result<Superblock> load_superblock(const StoreOptions &options, const Path &path);
     void remove_files(const StoreOptions &options);
     uint32_t choose_path() STW_REQUIRES(mutex_);
     Result<uint32_t> slot_to_write(BlockId block) STW_REQUIRES(mutex_);
@@ -219,18 +175,13 @@ private:
     bool rest(uint64_t slots, std::vector<uint32_t> *rested);
     void wake(const std::vector<uint32_t> &slots);
     Status take_space(const std::vector<uint32_t> &slots);
-    bool give_space(uint32_t at);
     void give_back(uint32_t at) STW_REQUIRES(mutex_);
-    [[nodiscard]] bool is_free(const Slot &slot) const
-    {
-        return slot.block == residency::kNone && slot.users == 0 && slot.kept == 0;
-    }
     Status find_slot(const Placement &found, uint32_t *at_out) const STW_REQUIRES(mutex_);
     Placement placement(uint32_t at) const STW_REQUIRES(mutex_);
     uint32_t path_of(uint32_t at) const;
     uint64_t seed(const Placement &placement) const;
 
-    std::vector<Path> paths_;
+    std::vector<StoragePath> paths_;
     uint64_t block_bytes_ = 0;
     Uuid uuid_{};
     bool stays_ = false;

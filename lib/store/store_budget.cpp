@@ -43,23 +43,15 @@ void Store::wake(const std::vector<uint32_t> &slots)
     }
 }
 
-bool Store::give_space(uint32_t at)
-{
-    const Path &path = paths_[path_of(at)];
-    const uint64_t offset = kReservedBytes + (at - path.first) * block_bytes_;
-    return path.ops->give_back && path.ops->give_back(path.storage, offset, block_bytes_) == STW_OK;
-}
-
 // All or none.
 Status Store::take_space(const std::vector<uint32_t> &slots)
 {
     for (size_t i = 0; i < slots.size(); ++i) {
-        const Path &path = paths_[path_of(slots[i])];
-        const uint64_t offset = kReservedBytes + (slots[i] - path.first) * block_bytes_;
+        const StoragePath &path = paths_[path_of(slots[i])];
         stw_driver_error error = STW_DRIVER_ERROR_INIT;
-        const stw_status code = path.ops->take_back(path.storage, offset, block_bytes_, &error);
+        const stw_status code = path.take_back(slots[i], &error);
         if (code == STW_OK) continue;
-        for (size_t j = 0; j < i; ++j) give_space(slots[j]);
+        for (size_t j = 0; j < i; ++j) paths_[path_of(slots[j])].give_back(slots[j]);
         Status status = Status::error(code, "'%s': %s", path.name.c_str(),
                                       error.sentence[0] ? error.sentence : "no space");
         status.mutable_detail().os_errno = error.os_errno;
@@ -78,8 +70,8 @@ Status Store::shrink(uint64_t slots)
     }
     for (size_t i = 0; i < rested.size(); ++i) {
         // What one path gives, it gives again; what is kept all the same is only not given back.
-        if (give_space(rested[i]) || i > 0) continue;
-        const Path &path = paths_[path_of(rested[i])];
+        if (paths_[path_of(rested[i])].give_back(rested[i]) || i > 0) continue;
+        const StoragePath &path = paths_[path_of(rested[i])];
         wake(rested);
         return Status::error(STW_ERROR_UNSUPPORTED,
                              "'%s' (%s, driver '%s') cannot give back space of a file that is in "

@@ -84,7 +84,7 @@ void Store::loaded()
         std::vector<uint32_t> &free = striping_[i].free;
         free.clear();
         for (uint32_t slot = paths_[i].count; slot > 0; --slot) {
-            if (is_free(slots_[paths_[i].first + slot - 1])) free.push_back(slot - 1);
+            if (slots_[paths_[i].first + slot - 1].is_free()) free.push_back(slot - 1);
         }
     }
 }
@@ -110,7 +110,7 @@ Status Store::adopt(BlockId block, const Placement &found)
 
 Status Store::flush()
 {
-    for (const Path &path : paths_) {
+    for (const StoragePath &path : paths_) {
         const stw_status code = path.ops->flush(path.storage);
         if (code < 0) {
             return Status::error(

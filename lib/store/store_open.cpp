@@ -23,30 +23,6 @@ namespace stepwell::store {
 
 namespace {
 
-Status driver_status(stw_status code, const stw_driver_error &error, const std::string &name)
-{
-    ErrorDetail detail;
-    detail.sentence.assign(error.sentence, strnlen(error.sentence, sizeof error.sentence));
-    if (detail.sentence.empty()) {
-        detail.sentence =
-            format_text("The storage driver could not open '%s' (status %d).", name.c_str(), code);
-    }
-    detail.os_errno = error.os_errno;
-    detail.needed_bytes = error.needed_bytes;
-    detail.free_bytes = error.free_bytes;
-    detail.tier = static_cast<uint32_t>(residency::Tier::kNvme);
-    return {code, std::move(detail)};
-}
-
-constexpr const char *kSuperblock = "the superblock";
-
-uint32_t name_access(Stay stay)
-{
-    return stay == Stay::kCreate ? STW_STORAGE_NAME_CREATE
-           : stay == Stay::kOpen ? STW_STORAGE_NAME_OPEN
-                                 : STW_STORAGE_NAME_REPLACE;
-}
-
 Status random_uuid(Uuid &uuid)
 {
     if (getrandom(uuid.data(), uuid.size(), 0) != static_cast<ssize_t>(uuid.size())) {
@@ -157,7 +133,7 @@ Status Store::open_all(const StoreOptions &options, const std::vector<uint64_t> 
     uint32_t first = 0;
     for (uint32_t i = 0; i < blocks.size(); ++i) {
         STW_TRY(open_path(options, i, blocks[i]));
-        Path &path = paths_[i];
+        StoragePath &path = paths_[i];
         path.first = first;
         first += path.count;
         path.superblock.total_slots = total;
@@ -167,60 +143,22 @@ Status Store::open_all(const StoreOptions &options, const std::vector<uint64_t> 
         for (uint32_t slot = path.count; slot > 0; --slot) free.push_back(slot - 1);
     }
     if (options.stay == Stay::kOpen) {
-        for (uint32_t i = 0; i < blocks.size(); ++i) STW_TRY(read_superblock(options, i));
+        for (uint32_t i = 0; i < blocks.size(); ++i)
+            STW_TRY(paths_[i].read_superblock(options, uuid_));
         return {};
     }
     // All are written before the first is read: two paths on one file would show.
-    for (uint32_t i = 0; i < blocks.size(); ++i) STW_TRY(write_superblock(options, i));
-    for (uint32_t i = 0; i < blocks.size(); ++i) STW_TRY(check_superblock(options, i));
+    for (uint32_t i = 0; i < blocks.size(); ++i) STW_TRY(paths_[i].write_superblock(options));
+    for (uint32_t i = 0; i < blocks.size(); ++i) STW_TRY(paths_[i].check_superblock(options));
     return stays_ ? flush() : Status();
 }
 
 // Those of an open that failed half way: nothing of it is left. What was opened is closed.
 void Store::remove_files(const StoreOptions &options)
 {
-    for (const Path &path : paths_) {
+    for (const StoragePath &path : paths_) {
         if (path.storage == nullptr) (void)::unlink((path.name + "/" + options.name).c_str());
     }
-}
-
-// The path's own driver, or its fallback where that one cannot work.
-Status Store::open_driver(const StoreOptions &options, const PathOptions &asked, uint64_t bytes,
-                          Path &path)
-{
-    stw_storage_options driver{};
-    driver.struct_size = sizeof driver;
-    driver.queue_depth = asked.queue_depth != 0 ? asked.queue_depth : options.queue_depth;
-    driver.path = asked.path.c_str();
-    driver.bytes = bytes;
-    driver.options = asked.driver_options.empty() ? nullptr : asked.driver_options.c_str();
-    if (options.stay != Stay::kScratch) {
-        driver.name = options.name.c_str();
-        driver.name_access = name_access(options.stay);
-    }
-    const auto open = [&](const stw_storage_ops *ops) -> Status {
-        stw_driver_error error = STW_DRIVER_ERROR_INIT;
-        if (driver.name && (ops->capabilities & STW_STORAGE_CAN_KEEP) == 0) {
-            return Status::error(STW_ERROR_UNSUPPORTED,
-                                 "driver '%s' keeps nothing past its close, so a store with a name "
-                                 "cannot be at '%s'; use aio or posix there.",
-                                 ops->name, asked.path.c_str());
-        }
-        const stw_status code = ops->open(options.services, &driver, &path.storage, &error);
-        if (code < 0) return driver_status(code, error, asked.path);
-        path.ops = ops;
-        path.info.struct_size = sizeof path.info;
-        ops->info(path.storage, &path.info);
-        path.remark = path.info.remark;
-        return {};
-    };
-    Status why = open(asked.ops);
-    if (why.code() != STW_ERROR_UNSUPPORTED || asked.fallback == nullptr) return why;
-    STW_TRY(open(asked.fallback));
-    path.remark =
-        format_text("driver %s is used instead of %s: %s%s%s", path.ops->name, asked.ops->name,
-                    why.sentence(), path.remark.empty() ? "" : " ", path.remark.c_str());
-    return {};
 }
 
 Status Store::open_path(const StoreOptions &options, uint32_t index, uint64_t blocks)
@@ -234,10 +172,10 @@ Status Store::open_path(const StoreOptions &options, uint32_t index, uint64_t bl
                              "'%s' can have.",
                              wide(blocks), bytes_text(block_bytes_).c_str(), asked.path.c_str());
     }
-    Path path;
+    StoragePath path;
     path.name = asked.path;
     path.count = static_cast<uint32_t>(blocks);
-    STW_TRY(open_driver(options, asked, bytes, path));
+    STW_TRY(path.open(options, asked, bytes));
     path.superblock = {uuid_,  block_bytes_,
                        blocks, kReservedBytes,
                        index,  static_cast<uint32_t>(options.paths.size()),
@@ -260,68 +198,10 @@ Status Store::open_path(const StoreOptions &options, uint32_t index, uint64_t bl
     return {};
 }
 
-Status Store::write_superblock(const StoreOptions &options, uint32_t index)
-{
-    const Path &path = paths_[index];
-    uint8_t bytes[kSuperblockBytes];
-    encode(path.superblock, bytes);
-    SyncIo io(*path.ops, path.storage, *options.services, options.open_timeout_ns, path.name,
-              kSuperblock);
-    return io.write(0, bytes, sizeof bytes);
-}
-
-Status Store::check_superblock(const StoreOptions &options, uint32_t index)
-{
-    const Path &path = paths_[index];
-    Result<Superblock> found = load_superblock(options, path);
-    if (!found.ok()) return found.status();
-    if (found.value() == path.superblock) return {};
-    return Status::error(STW_ERROR_FORMAT,
-                         "The superblock read back from '%s' is a valid one of another store or "
-                         "path: two paths share one file.",
-                         path.name.c_str());
-}
-
-Result<Superblock> Store::load_superblock(const StoreOptions &options, const Path &path)
-{
-    uint8_t bytes[kSuperblockBytes] = {};
-    SyncIo io(*path.ops, path.storage, *options.services, options.open_timeout_ns, path.name,
-              kSuperblock);
-    STW_TRY(io.read(0, bytes, sizeof bytes));
-    return decode(bytes, path.info.bytes, path.name.c_str());
-}
-
-// Of a store that is there: this path's of this store, with the geometry that is asked for.
-Status Store::read_superblock(const StoreOptions &options, uint32_t index)
-{
-    Path &path = paths_[index];
-    Result<Superblock> found = load_superblock(options, path);
-    if (!found.ok()) return found.status();
-    Superblock &there = found.value();
-    if (uuid_ == Uuid{}) uuid_ = there.uuid;
-    if (there.uuid != uuid_ || there.flags != 0) {
-        return Status::error(STW_ERROR_MISMATCH,
-                             "'%s' holds a file of another store ('%s'); give the directories of "
-                             "one store.",
-                             path.name.c_str(), options.name.c_str());
-    }
-    path.superblock.uuid = uuid_;
-    if (there == path.superblock) return {};
-    return Status::error(STW_ERROR_MISMATCH,
-                         "'%s' is path %u of %u of its store, with %llu of %llu blocks of %s; it "
-                         "is opened as path %u of %u with %llu of %llu blocks of %s. Give the "
-                         "directories in the same order, with the budgets and the block size that "
-                         "the store was made with.",
-                         path.name.c_str(), there.path_index, there.path_count, wide(there.slots),
-                         wide(there.total_slots), bytes_text(there.block_bytes).c_str(), index,
-                         path.superblock.path_count, wide(path.superblock.slots),
-                         wide(path.superblock.total_slots), bytes_text(block_bytes_).c_str());
-}
-
 Status Store::close(uint64_t wait_ns)
 {
     Status first;
-    for (Path &path : paths_) {
+    for (StoragePath &path : paths_) {
         if (path.storage == nullptr) continue;
         const stw_status code = path.ops->close(path.storage, wait_ns);
         if (code >= 0) {

@@ -385,7 +385,7 @@ MUTANTS = [
      "    if (own != kNowhere) return own;",
      "a block is written over that a generation has"),
     ("forgotten-slot-is-free", "generations", "store.cpp",
-     "    if (is_free(slots_[at])) give_back(at);",
+     "    if (slots_[at].is_free()) give_back(at);",
      "    if (slots_[at].block == residency::kNone && slots_[at].users == 0) give_back(at);",
      "a block that the program gave up is given out while a generation has it"),
     ("refused-and-not-erased", "generations", "generations.cpp",

@@ -36,9 +36,7 @@ HostPins::HostPins(Options options)
       log_(*options.log),
       now_ns_(std::move(options.now_ns)),
       gone_(blocks_),
-      registered_(std::make_unique<std::atomic<int>[]>(blocks_)),
-      begins_(std::make_unique<std::atomic<int>[]>(blocks_)),
-      joined_(std::make_unique<std::atomic<uint32_t>[]>(blocks_))
+      by_block_(base_, block_bytes_, blocks_)
 {
     for (const Device &device : options.devices) {
         for (const bool into : {true, false}) {
@@ -56,7 +54,7 @@ HostPins::HostPins(Options options)
         make_slabs(registrars_.back());
         count(registrars_.back(), {0, blocks_});
     }
-    drivers_ = static_cast<int>(registrars_.size());
+    by_block_.set_drivers(static_cast<int>(registrars_.size()));
     const SignalsBlocked signals;
     try {
         thread_ = std::thread([this] { run(); });
@@ -208,13 +206,11 @@ HostPins::Slab &HostPins::slab_of(Registrar &registrar, uint32_t block) const
 void HostPins::add(Registrar &registrar, Range range)
 {
     registrar.pinned[range.first] = range.count;
-    note(range, 1);
+    by_block_.note(range.first, range.count, 1);
     bytes_ += bytes_of(range);
     count(registrar, range);
     if (&registrar != &registrars_.front()) return;
-    const uint32_t number = ++joins_;
-    for (uint32_t block = range.first; block < range.first + range.count; ++block)
-        joined_[block].store(number, std::memory_order_relaxed);
+    by_block_.set_number(range.first, range.count, ++joins_);
 }
 
 void HostPins::register_one(Registrar &registrar, Range range)
@@ -332,44 +328,6 @@ void HostPins::end(const stw_memory *memory, bool into, const uint64_t *mark)
     if (copies == nullptr) return;
     if (mark != nullptr) copies->last = *mark;
     copies->mutex.unlock();
-}
-
-void HostPins::note(Range range, int change)
-{
-    begins_[range.first].fetch_add(change, std::memory_order_relaxed);
-    for (uint32_t block = range.first; block < range.first + range.count; ++block)
-        registered_[block].fetch_add(change, std::memory_order_release);
-}
-
-uint64_t HostPins::block_of(const void *pointer) const
-{
-    return static_cast<uint64_t>(static_cast<const char *>(pointer) - base_) / block_bytes_;
-}
-
-bool HostPins::is_registered(uint64_t block) const
-{
-    return block < blocks_ && registered_[block].load(std::memory_order_acquire) == drivers_;
-}
-
-bool HostPins::is_registered(const void *pointer) const
-{
-    return is_registered(block_of(pointer));
-}
-
-// Where a range begins is written before that it is registered.
-bool HostPins::is_joined(const void *pointer) const
-{
-    const uint64_t block = block_of(pointer);
-    return block > 0 && is_registered(block) && is_registered(block - 1) &&
-           begins_[block].load(std::memory_order_relaxed) == 0;
-}
-
-bool HostPins::are_joined(uint32_t first, uint32_t count) const
-{
-    const uint32_t number = joined_[first].load(std::memory_order_relaxed);
-    for (uint32_t block = first + 1; block < first + count; ++block)
-        if (joined_[block].load(std::memory_order_relaxed) != number) return false;
-    return true;
 }
 
 // With the first driver.
@@ -499,15 +457,14 @@ void HostPins::drop(Range range)
 void HostPins::unpin(Registrar &registrar, Range range)
 {
     hold_copies();
-    note(range, -1);
+    by_block_.note(range.first, range.count, -1);
     registrar.device.ops->unpin_host(registrar.device.memory, at(range), bytes_of(range));
     resume_copies();
     registrar.pinned.erase(range.first);
     bytes_ -= bytes_of(range);
-    for (uint32_t block = range.first; block < range.first + range.count; ++block) {
+    for (uint32_t block = range.first; block < range.first + range.count; ++block)
         reopen(registrar, slab_of(registrar, block));
-        if (&registrar == &registrars_.front()) joined_[block].store(0, std::memory_order_relaxed);
-    }
+    if (&registrar == &registrars_.front()) by_block_.set_number(range.first, range.count, 0);
     changed_.notify_all();
 }
 

@@ -15,6 +15,7 @@
 
 #include <stepwell/driver.h>
 
+#include "lib/memory/registered_blocks.h"
 #include "lib/observe/log.h"
 #include "lib/support/thread_annotations.h"
 
@@ -23,7 +24,6 @@
 #include <deque>
 #include <functional>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -72,13 +72,19 @@ public:
     void begin(const stw_memory *memory, bool into) STW_NO_THREAD_ANALYSIS;
     void end(const stw_memory *memory, bool into, const uint64_t *mark) STW_NO_THREAD_ANALYSIS;
     // Between the two: this block is registered, with all drivers.
-    [[nodiscard]] bool is_registered(const void *pointer) const;
+    [[nodiscard]] bool is_registered(const void *pointer) const
+    {
+        return by_block_.is_registered(pointer);
+    }
     // And so is the block before it, at once with it: no copy may cross a border of what is.
-    [[nodiscard]] bool is_joined(const void *pointer) const;
+    [[nodiscard]] bool is_joined(const void *pointer) const { return by_block_.is_joined(pointer); }
 
     // Blocks that a program may copy from or to in one call: they lie in one registration, or in
     // none. No lock.
-    [[nodiscard]] bool are_joined(uint32_t first, uint32_t count) const;
+    [[nodiscard]] bool are_joined(uint32_t first, uint32_t count) const
+    {
+        return by_block_.are_joined(first, count);
+    }
     // They do from now on. What is registered with one of them, `quiet` at most, is so no more for
     // a moment: nothing of the program's copies there. Waits for copies of ours. Where there is
     // more of it, or the driver refuses, all is as before, later if not at once.
@@ -158,13 +164,10 @@ private:
     [[nodiscard]] bool is_busy(Range range) const STW_REQUIRES(mutex_);
     void drop(Range range) STW_REQUIRES(mutex_);
     void unpin(Registrar &registrar, Range range) STW_REQUIRES(mutex_);
-    void note(Range range, int change);
     // The analysis knows no locks of all that are in a list.
     void hold_copies() STW_REQUIRES(mutex_) STW_NO_THREAD_ANALYSIS;  // and waits for them
     void resume_copies() STW_REQUIRES(mutex_) STW_NO_THREAD_ANALYSIS;
     void make_slabs(Registrar &registrar) const;
-    [[nodiscard]] uint64_t block_of(const void *pointer) const;
-    [[nodiscard]] bool is_registered(uint64_t block) const;
     [[nodiscard]] uint64_t bytes_of(Range range) const { return range.count * block_bytes_; }
     [[nodiscard]] void *at(Range range) const { return base_ + range.first * block_bytes_; }
     Copies *copies_of(const stw_memory *memory, bool into);
@@ -174,7 +177,6 @@ private:
     const uint32_t blocks_;
     const uint32_t scratch_blocks_;
     const uint32_t staging_blocks_;
-    int drivers_ = 0;  // constant, as are the registrars but for what is in them
     observe::Log &log_;
     const std::function<uint64_t()> now_ns_;
     std::deque<Copies> copies_;  // constant but for what is in them
@@ -182,14 +184,9 @@ private:
     // Held while something is registered no more; before those of copies.
     mutable Mutex mutex_;
     Condition changed_;
-    std::vector<Registrar> registrars_ STW_GUARDED_BY(mutex_);
+    std::vector<Registrar> registrars_ STW_GUARDED_BY(mutex_);  // constant but for what is in them
     std::vector<bool> gone_ STW_GUARDED_BY(mutex_);
-    // By block: with how many drivers. Fewer only under the locks of copies.
-    std::unique_ptr<std::atomic<int>[]> registered_;
-    // By block: how many of the ranges that are registered begin there.
-    std::unique_ptr<std::atomic<int>[]> begins_;
-    // By block: a number of the registration with the first driver that it lies in, 0: none.
-    std::unique_ptr<std::atomic<uint32_t>[]> joined_;
+    RegisteredBlocks by_block_;  // fewer only under the locks of copies
     uint32_t joins_ STW_GUARDED_BY(mutex_) = 0;
     uint32_t join_max_ STW_GUARDED_BY(mutex_) = UINT32_MAX;  // blocks: more were refused
     Range busy_ STW_GUARDED_BY(mutex_);                      // being registered, without the lock

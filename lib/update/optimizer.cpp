@@ -64,7 +64,7 @@ Optimizer::~Optimizer()
     Pipeline::Parts &pipeline = parts_->pipeline;
     MutexLock lock(pipeline.mutex);
     for (ParameterJob &job : parts_->jobs) {
-        pipeline.forget_measure(job.layouts[ParameterJob::kGradient].tensor, job.measure);
+        pipeline.forget_measure(job.shape.layouts[ParameterJob::kGradient].tensor, job.measure);
     }
 }
 
@@ -153,18 +153,20 @@ Status Optimizer::Parts::check_entry(const Entry &entry) const
 // Parts of one parameter share everything but range and group.
 Status Optimizer::Parts::check_part(const Entry &entry, const ParameterJob &job) const
 {
-    bool same = job.parameter_dtype == entry.parameter_dtype &&
-                job.state_dtype == entry.state_dtype &&
-                job.gradient_dtype == entry.gradient_dtype &&
-                job.layouts[ParameterJob::kGradient].tensor == entry.gradient &&
-                job.state_count == entry.state_count && job.has_master == (entry.master != kNone) &&
-                job.has_average == (entry.average != kNone);
-    if (same && job.has_master) {
-        same = job.layouts[ParameterJob::kOthers].tensor == entry.master;
+    bool same = job.shape.parameter_dtype == entry.parameter_dtype &&
+                job.shape.state_dtype == entry.state_dtype &&
+                job.shape.gradient_dtype == entry.gradient_dtype &&
+                job.shape.layouts[ParameterJob::kGradient].tensor == entry.gradient &&
+                job.shape.state_count == entry.state_count &&
+                job.shape.has_master == (entry.master != kNone) &&
+                job.shape.has_average == (entry.average != kNone);
+    if (same && job.shape.has_master) {
+        same = job.shape.layouts[ParameterJob::kOthers].tensor == entry.master;
     }
-    if (same && job.has_average) same = job.layouts[job.average_at()].tensor == entry.average;
+    if (same && job.shape.has_average)
+        same = job.shape.layouts[job.shape.average_at()].tensor == entry.average;
     for (uint32_t i = 0; same && i < entry.state_count; ++i) {
-        same = job.layouts[job.first_state() + i].tensor == entry.states[i];
+        same = job.shape.layouts[job.shape.first_state() + i].tensor == entry.states[i];
     }
     if (!same) {
         return Status::error(STW_ERROR_MISMATCH,
@@ -226,7 +228,7 @@ ParameterJob *Optimizer::Parts::find(TensorId parameter) const
 void Optimizer::Parts::forget_last_job()
 {
     ParameterJob &job = jobs.back();
-    pipeline.forget_measure(job.layouts[ParameterJob::kGradient].tensor, job.measure);
+    pipeline.forget_measure(job.shape.layouts[ParameterJob::kGradient].tensor, job.measure);
     for (uint32_t i = 0; i < job.turn_count; ++i) by_tensor.erase(job.turns[i].tensor);
     jobs.pop_back();
 }
@@ -337,7 +339,7 @@ Status Optimizer::set_hyper(uint32_t group, const stw_hyper &hyper)
     const uint32_t needed = parts_->states_needed(hyper);
     for (size_t i = 0; i < parts_->parts.size(); ++i) {
         const ParameterJob &job = *parts_->part_jobs[i];
-        if (parts_->parts[i].group != group || job.state_count >= needed) continue;
+        if (parts_->parts[i].group != group || job.shape.state_count >= needed) continue;
         return Status::error(STW_ERROR_INVALID,
                              "%s of group %u was added without the %u states that these "
                              "hyper-parameters need; set momentum before adding parameters",
@@ -372,7 +374,7 @@ Result<uint64_t> Optimizer::count(TensorId parameter) const
     if (!before.ok()) return before;
     const ParameterJob &job = *parts_->find(parameter);
     Pipeline::Parts &pipeline = parts_->pipeline;
-    const TensorId gradient = job.layouts[ParameterJob::kGradient].tensor;
+    const TensorId gradient = job.shape.layouts[ParameterJob::kGradient].tensor;
     const bool empty = pipeline.tiers.contents(gradient) == Contents::kEmpty;
     MutexLock lock(pipeline.mutex);
     const bool updates = job.phase == StepPhase::kUpdate && !job.empty && !empty;
@@ -384,7 +386,7 @@ std::vector<TensorId> Optimizer::tensors(TensorId parameter) const
     std::vector<TensorId> tensors;
     const ParameterJob *job = parts_->find(parameter);
     for (uint32_t i = 0; job != nullptr && i < job->turn_count; ++i) {
-        tensors.push_back(job->layouts[i].tensor);
+        tensors.push_back(job->shape.layouts[i].tensor);
     }
     return tensors;
 }
@@ -398,7 +400,7 @@ std::vector<TensorId> Optimizer::stale_masters() const
 {
     std::vector<TensorId> stale;
     for (const ParameterJob &job : parts_->jobs) {
-        if (job.master_is_stale()) stale.push_back(job.layouts[ParameterJob::kOthers].tensor);
+        if (job.master_is_stale()) stale.push_back(job.shape.layouts[ParameterJob::kOthers].tensor);
     }
     return stale;
 }

@@ -40,6 +40,28 @@ struct ParameterJob final : Job {
     // Order of turns and layouts; master and average, where there are any, and the states follow.
     enum : uint32_t { kParameter, kGradient, kOthers };
 
+    // The tensors of its update: what an entry says of them, and where each one's bytes lie.
+    struct Shape {
+        uint32_t parameter_dtype;
+        uint32_t gradient_dtype;
+        uint32_t state_dtype;
+        bool has_master;
+        bool has_average;
+        uint32_t state_count;
+        Layout layouts[kJobTensorsMax];
+
+        [[nodiscard]] uint32_t average_at() const { return kOthers + (has_master ? 1 : 0); }
+        [[nodiscard]] uint32_t first_state() const { return average_at() + (has_average ? 1 : 0); }
+    };
+
+    // Tensors without contents as the update began, which it makes with its first values: the
+    // master from the parameter, the average from the master, states of zeros.
+    struct Fresh {
+        bool master = false;
+        bool average = false;
+        uint32_t states = 0;  // bit per state
+    };
+
     ParameterJob(Optimizer::Parts &parts, const Entry &entry);
 
     void cut(Chunk &chunk) override;
@@ -80,11 +102,11 @@ struct ParameterJob final : Job {
     void note_made();
     [[nodiscard]] float *master_of(const Chunk &chunk) const
     {
-        return static_cast<float *>(chunk.pointers[has_master ? kOthers : kParameter]);
+        return static_cast<float *>(chunk.pointers[shape.has_master ? kOthers : kParameter]);
     }
     [[nodiscard]] float *average_of(const Chunk &chunk) const
     {
-        return static_cast<float *>(chunk.pointers[average_at()]);
+        return static_cast<float *>(chunk.pointers[shape.average_at()]);
     }
     void end_scan();
     void end_update();
@@ -94,20 +116,12 @@ struct ParameterJob final : Job {
     [[nodiscard]] bool master_is_stale() const;
     // Unclaims all its tensors and leaves the step.
     void leave(bool empties_gradient);
-    [[nodiscard]] uint32_t average_at() const { return kOthers + (has_master ? 1 : 0); }
-    [[nodiscard]] uint32_t first_state() const { return average_at() + (has_average ? 1 : 0); }
 
     Optimizer::Parts &owner;
     stw_tensor *const handle;
     const char *const name;
-    const uint32_t parameter_dtype;
-    const uint32_t gradient_dtype;
-    const uint32_t state_dtype;
-    const bool has_master;
-    const bool has_average;
-    const uint32_t state_count;
-    const uint32_t index;  // in the order of entries
-    Layout layouts[kJobTensorsMax];
+    const uint32_t index;       // in the order of entries
+    Shape shape;                // constant
     std::vector<Part *> parts;  // in the order of entries
     uint64_t count = 0;         // updates that are through
     bool selected = false;      // of the caller of step()
@@ -123,13 +137,11 @@ struct ParameterJob final : Job {
     kernels::ScanResult scanned;
     Measure measure;
     ParameterJob *next_undecided = nullptr;
-    bool fresh_master = false;  // of the update threads: made from the parameter in this step
-    bool fresh_average = false;
+    Fresh fresh;                     // of the update threads
     uint64_t parameter_version = 0;  // as its last update left it, or as it was restored
     uint64_t master_version = 0;
     bool made_master = false;  // by a step before, for the parts there were
     bool made_average = false;
-    uint32_t fresh_states = 0;  // bit per state without contents: zeros
 };
 
 // One call of step(). Those without a verdict go on side by side, each parameter in one of them at

@@ -47,10 +47,10 @@ PlaceId ParameterJob::find_place() const
 
 Status ParameterJob::scan_on_device(Chunk &chunk) const
 {
-    const uint32_t bytes = element_bytes(gradient_dtype);
+    const uint32_t bytes = element_bytes(shape.gradient_dtype);
     stw_scan_work work{};
     work.struct_size = sizeof work;
-    work.dtype = gradient_dtype;
+    work.dtype = shape.gradient_dtype;
     work.gradient = chunk.pointers[0];
     work.count = chunk.pieces[0].byte_count / bytes;
     if (chunk.piece_count > 1) {
@@ -76,7 +76,7 @@ Status ParameterJob::results(Chunk &chunk)
 uint64_t ParameterJob::lie_together(const Chunk &chunk, uint32_t tensor, uint64_t done,
                                     void **pointer_out) const
 {
-    uint64_t skip = done * layouts[tensor].element_bytes;
+    uint64_t skip = done * shape.layouts[tensor].element_bytes;
     uint64_t bytes = 0;
     const char *end = nullptr;
     for (uint32_t i = 0; i < chunk.piece_count; ++i) {
@@ -96,13 +96,13 @@ uint64_t ParameterJob::lie_together(const Chunk &chunk, uint32_t tensor, uint64_
         end = begin + (its - skip);
         skip = 0;
     }
-    return bytes / layouts[tensor].element_bytes;
+    return bytes / shape.layouts[tensor].element_bytes;
 }
 
 // In as few pieces of work as the blocks of its tensors lie together: each costs a launch.
 Status ParameterJob::update_on_device(const Chunk &chunk, const Part &part) const
 {
-    const uint32_t n = first_state() + part.states_used;
+    const uint32_t n = shape.first_state() + part.states_used;
     for (uint64_t done = 0; done < chunk.element_count;) {
         void *pointers[kJobTensorsMax] = {};
         uint64_t run = chunk.element_count - done;
@@ -124,23 +124,23 @@ stw_update_work ParameterJob::work_of(const Part &part, void *const *pointers) c
     work.struct_size = sizeof work;
     work.algorithm = owner.algorithm;
     work.values = pointers[kParameter];
-    work.master = pointers[has_master ? kOthers : kParameter];
+    work.master = pointers[shape.has_master ? kOthers : kParameter];
     work.gradient = pointers[kGradient];
     work.step = count + 1;
-    work.values_dtype = parameter_dtype;
-    work.gradient_dtype = gradient_dtype;
-    work.states_dtype = state_dtype;
+    work.values_dtype = shape.parameter_dtype;
+    work.gradient_dtype = shape.gradient_dtype;
+    work.states_dtype = shape.state_dtype;
     work.coefficients = for_device(part.coefficients);
-    if (fresh_master || part.makes_master) work.fresh |= STW_FRESH_MASTER;
-    if (has_average) {
-        work.average = pointers[average_at()];
+    if (fresh.master || part.makes_master) work.fresh |= STW_FRESH_MASTER;
+    if (shape.has_average) {
+        work.average = pointers[shape.average_at()];
         work.average_weight = kernels::average_weight(owner.average_decay);
-        if (fresh_average || part.makes_average) work.fresh |= STW_FRESH_AVERAGE;
+        if (fresh.average || part.makes_average) work.fresh |= STW_FRESH_AVERAGE;
     }
     STW_ASSERT(part.states_used <= 2);
     for (uint32_t i = 0; i < part.states_used; ++i) {
-        work.states[i] = pointers[first_state() + i];
-        if ((fresh_states >> i & 1) != 0) work.fresh |= uint32_t{STW_FRESH_STATE_0} << i;
+        work.states[i] = pointers[shape.first_state() + i];
+        if ((fresh.states >> i & 1) != 0) work.fresh |= uint32_t{STW_FRESH_STATE_0} << i;
     }
     return work;
 }

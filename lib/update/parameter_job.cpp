@@ -24,25 +24,26 @@ ParameterJob::ParameterJob(Optimizer::Parts &optimizer, const Entry &entry)
     : owner(optimizer),
       handle(entry.handle),
       name(entry.name),
-      parameter_dtype(entry.parameter_dtype),
-      gradient_dtype(entry.gradient_dtype),
-      state_dtype(entry.state_dtype),
-      has_master(entry.master != kNone),
-      has_average(entry.average != kNone),
-      state_count(entry.state_count),
-      index(static_cast<uint32_t>(optimizer.jobs.size()))
+      index(static_cast<uint32_t>(optimizer.jobs.size())),
+      shape{entry.parameter_dtype,
+            entry.gradient_dtype,
+            entry.state_dtype,
+            entry.master != kNone,
+            entry.average != kNone,
+            entry.state_count,
+            {}}
 {
     const auto add = [this](TensorId tensor, uint32_t dtype) {
-        layouts[turn_count] = {tensor, owner.pipeline.tiers.pack_offset(tensor),
-                               element_bytes(dtype)};
+        shape.layouts[turn_count] = {tensor, owner.pipeline.tiers.pack_offset(tensor),
+                                     element_bytes(dtype)};
         turns[turn_count].tensor = tensor;
         ++turn_count;
     };
-    add(entry.parameter, parameter_dtype);
-    add(entry.gradient, gradient_dtype);
-    if (has_master) add(entry.master, STW_F32);
-    if (has_average) add(entry.average, STW_F32);
-    for (uint32_t i = 0; i < state_count; ++i) add(entry.states[i], state_dtype);
+    add(entry.parameter, shape.parameter_dtype);
+    add(entry.gradient, shape.gradient_dtype);
+    if (shape.has_master) add(entry.master, STW_F32);
+    if (shape.has_average) add(entry.average, STW_F32);
+    for (uint32_t i = 0; i < shape.state_count; ++i) add(entry.states[i], shape.state_dtype);
 }
 
 void ParameterJob::begin(StepPhase next)
@@ -89,12 +90,13 @@ uint64_t ParameterJob::next_run() const
     const uint64_t left = part.element_count - element_cut;
     const uint64_t block_bytes = owner.pipeline.block_bytes;
     if (phase == StepPhase::kScan) {
-        return unit_run(layouts[kGradient], begin, left, kScanBlockElements, block_bytes);
+        return unit_run(shape.layouts[kGradient], begin, left, kScanBlockElements, block_bytes);
     }
-    const uint32_t n = first_state() + part.states_used;
-    uint64_t run = common_run(layouts, n, begin, left, block_bytes);
+    const uint32_t n = shape.first_state() + part.states_used;
+    uint64_t run = common_run(shape.layouts, n, begin, left, block_bytes);
     while (run < left) {
-        const uint64_t longer = run + common_run(layouts, n, begin + run, left - run, block_bytes);
+        const uint64_t longer =
+            run + common_run(shape.layouts, n, begin + run, left - run, block_bytes);
         if (pieces_of(begin, longer, n) > run_pieces) break;
         run = longer;
     }
@@ -105,7 +107,7 @@ uint32_t ParameterJob::pieces_of(uint64_t begin, uint64_t elements, uint32_t ten
 {
     uint32_t pieces = 0;
     for (uint32_t i = 0; i < tensors; ++i)
-        pieces += count_pieces(layouts[i], begin, elements, owner.pipeline.block_bytes);
+        pieces += count_pieces(shape.layouts[i], begin, elements, owner.pipeline.block_bytes);
     return pieces;
 }
 
@@ -113,8 +115,8 @@ uint32_t ParameterJob::chunk_pieces() const
 {
     const uint64_t begin = parts[part_cut]->element_begin + element_cut;
     if (phase != StepPhase::kScan)
-        return pieces_of(begin, next_run(), first_state() + parts[part_cut]->states_used);
-    return count_pieces(layouts[kGradient], begin, next_run(), owner.pipeline.block_bytes);
+        return pieces_of(begin, next_run(), shape.first_state() + parts[part_cut]->states_used);
+    return count_pieces(shape.layouts[kGradient], begin, next_run(), owner.pipeline.block_bytes);
 }
 
 void ParameterJob::cut(Chunk &chunk)
@@ -138,8 +140,8 @@ void ParameterJob::cut_scan(Chunk &chunk) const
 {
     chunk.scans = true;
     chunk.piece_count =
-        make_pieces(layouts[kGradient], Access::kRead, chunk.element_begin, chunk.element_count,
-                    owner.pipeline.block_bytes, chunk.pieces, kPiecesMax);
+        make_pieces(shape.layouts[kGradient], Access::kRead, chunk.element_begin,
+                    chunk.element_count, owner.pipeline.block_bytes, chunk.pieces, kPiecesMax);
 }
 
 // The states are not needed before the next step; the parameter is, soon. Neighbours of one tensor
@@ -149,7 +151,7 @@ void ParameterJob::cut_update(Chunk &chunk) const
     chunk.scans = false;
     chunk.piece_count = 0;
     const uint64_t block_bytes = owner.pipeline.block_bytes;
-    const uint32_t n = first_state() + parts[chunk.part]->states_used;
+    const uint32_t n = shape.first_state() + parts[chunk.part]->states_used;
     uint64_t done[kJobTensorsMax] = {};
     for (bool more = true; more;) {
         more = false;
@@ -157,11 +159,11 @@ void ParameterJob::cut_update(Chunk &chunk) const
             const uint64_t left = chunk.element_count - done[i];
             if (left == 0) continue;
             const uint64_t begin = chunk.element_begin + done[i];
-            const uint64_t run = common_run(layouts + i, 1, begin, left, block_bytes);
+            const uint64_t run = common_run(shape.layouts + i, 1, begin, left, block_bytes);
             const Access access = i == kGradient ? Access::kRead : Access::kReadWrite;
             const uint32_t at = chunk.piece_count++;
             STW_ASSERT(at < kPiecesMax);
-            make_pieces(layouts[i], access, begin, run, block_bytes, chunk.pieces + at, 1);
+            make_pieces(shape.layouts[i], access, begin, run, block_bytes, chunk.pieces + at, 1);
             chunk.owners[at] = static_cast<uint8_t>(i);
             if (i >= kOthers) chunk.far_pieces |= uint64_t{1} << at;
             done[i] += run;
@@ -202,7 +204,8 @@ Chunk *ParameterJob::settle(Chunk &chunk)
 Status ParameterJob::refused(Status status)
 {
     if (status.code() != STW_ERROR_EMPTY) return status;
-    if (owner.pipeline.tiers.contents(layouts[kGradient].tensor) != Contents::kEmpty) return status;
+    if (owner.pipeline.tiers.contents(shape.layouts[kGradient].tensor) != Contents::kEmpty)
+        return status;
     empty = true;  // nobody cuts this job now
     return {};
 }
@@ -211,20 +214,22 @@ Status ParameterJob::opened()
 {
     if (phase == StepPhase::kScan) return {};
     Tiers &tiers = owner.pipeline.tiers;
-    const TensorId parameter = layouts[kParameter].tensor;
+    const TensorId parameter = shape.layouts[kParameter].tensor;
     if (tiers.contents(parameter) == Contents::kEmpty) {
         return Status::error(STW_ERROR_EMPTY,
                              "%s has a gradient but was never written; write it before "
                              "the first step",
                              parameter_text(name).c_str());
     }
-    fresh_master = has_master && (tiers.contents(layouts[kOthers].tensor) == Contents::kEmpty ||
-                                  master_is_stale());
-    fresh_average = has_average && tiers.contents(layouts[average_at()].tensor) == Contents::kEmpty;
-    fresh_states = 0;
-    for (uint32_t i = 0; i < state_count; ++i) {
-        const TensorId state = layouts[first_state() + i].tensor;
-        if (tiers.contents(state) == Contents::kEmpty) fresh_states |= 1u << i;
+    fresh.master =
+        shape.has_master &&
+        (tiers.contents(shape.layouts[kOthers].tensor) == Contents::kEmpty || master_is_stale());
+    fresh.average = shape.has_average &&
+                    tiers.contents(shape.layouts[shape.average_at()].tensor) == Contents::kEmpty;
+    fresh.states = 0;
+    for (uint32_t i = 0; i < shape.state_count; ++i) {
+        const TensorId state = shape.layouts[shape.first_state() + i].tensor;
+        if (tiers.contents(state) == Contents::kEmpty) fresh.states |= 1u << i;
     }
     if (owner.custom.update != nullptr) return {};
     const auto make =
@@ -266,28 +271,28 @@ void ParameterJob::scan(Chunk &chunk) const
     }
     chunk.sums_count = kernels::scan_block_count(chunk.element_count);
     chunk.scan =
-        kernels::scan_blocks(gradient, gradient_dtype, chunk.element_count, chunk.sums.get());
+        kernels::scan_blocks(gradient, shape.gradient_dtype, chunk.element_count, chunk.sums.get());
 }
 
 void ParameterJob::make_fresh(const Chunk &chunk, const Part &part) const
 {
-    if (fresh_master || part.makes_master) {
+    if (fresh.master || part.makes_master) {
         kernels::convert(chunk.pointers[kOthers], STW_F32, chunk.pointers[kParameter],
-                         parameter_dtype, chunk.element_count);
+                         shape.parameter_dtype, chunk.element_count);
     }
-    if (fresh_average || part.makes_average) {
+    if (fresh.average || part.makes_average) {
         std::memcpy(average_of(chunk), master_of(chunk), chunk.element_count * sizeof(float));
     }
     for (uint32_t i = 0; i < part.states_used; ++i) {
-        if ((fresh_states >> i & 1) == 0) continue;
-        std::memset(chunk.pointers[first_state() + i], 0,
-                    chunk.element_count * element_bytes(state_dtype));
+        if ((fresh.states >> i & 1) == 0) continue;
+        std::memset(chunk.pointers[shape.first_state() + i], 0,
+                    chunk.element_count * element_bytes(shape.state_dtype));
     }
 }
 
 void ParameterJob::update(const Chunk &chunk, const Part &part) const
 {
-    const bool sliced = has_average || state_dtype != STW_F32;
+    const bool sliced = shape.has_average || shape.state_dtype != STW_F32;
     const uint64_t slice = sliced ? kSliceElements : chunk.element_count;
     for (uint64_t at = 0; at < chunk.element_count; at += slice) {
         update_slice(chunk, part, at, std::min(slice, chunk.element_count - at));
@@ -301,21 +306,21 @@ void ParameterJob::update_slice(const Chunk &chunk, const Part &part, uint64_t b
         return static_cast<char *>(chunk.pointers[piece]) + begin * element_bytes(dtype);
     };
     kernels::Chunk work{};
-    work.values = pointer(kParameter, parameter_dtype);
-    work.values_dtype = parameter_dtype;
-    work.gradient_dtype = gradient_dtype;
+    work.values = pointer(kParameter, shape.parameter_dtype);
+    work.values_dtype = shape.parameter_dtype;
+    work.gradient_dtype = shape.gradient_dtype;
     work.master = master_of(chunk) + begin;
-    work.gradient = pointer(kGradient, gradient_dtype);
+    work.gradient = pointer(kGradient, shape.gradient_dtype);
     work.count = count_here;
-    if (state_dtype != STW_F32) {
+    if (shape.state_dtype != STW_F32) {
         update_narrow(work, chunk, part, begin);
     } else {
         for (uint32_t i = 0; i < part.states_used; ++i) {
-            work.states[i] = static_cast<float *>(pointer(first_state() + i, STW_F32));
+            work.states[i] = static_cast<float *>(pointer(shape.first_state() + i, STW_F32));
         }
         update_values(work, part);
     }
-    if (!has_average) return;
+    if (!shape.has_average) return;
     kernels::average(average_of(chunk) + begin, work.master, work.count, owner.average_decay);
 }
 
@@ -336,10 +341,10 @@ void ParameterJob::update_narrow(kernels::Chunk &work, const Chunk &chunk, const
     alignas(64) float wide[2][kSliceElements];
     STW_ASSERT(work.count <= kSliceElements && part.states_used <= 2);
     const auto narrow = [&](uint32_t i) {
-        return static_cast<uint16_t *>(chunk.pointers[first_state() + i]) + begin;
+        return static_cast<uint16_t *>(chunk.pointers[shape.first_state() + i]) + begin;
     };
     for (uint32_t i = 0; i < part.states_used; ++i) {
-        kernels::convert(wide[i], STW_F32, narrow(i), state_dtype, work.count);
+        kernels::convert(wide[i], STW_F32, narrow(i), shape.state_dtype, work.count);
         work.states[i] = wide[i];
     }
     update_values(work, part);
@@ -353,7 +358,7 @@ Status ParameterJob::update_custom(const Chunk &chunk, const Part &part) const
 {
     float *states[kStatesMax] = {};
     for (uint32_t i = 0; i < part.states_used; ++i) {
-        states[i] = static_cast<float *>(chunk.pointers[first_state() + i]);
+        states[i] = static_cast<float *>(chunk.pointers[shape.first_state() + i]);
     }
     stw_update_chunk work{};
     work.struct_size = sizeof work;
@@ -376,10 +381,11 @@ Status ParameterJob::update_custom(const Chunk &chunk, const Part &part) const
                              chunk.element_begin, chunk.element_begin + chunk.element_count,
                              parameter_text(name).c_str(), code);
     }
-    if (has_master) {
-        kernels::convert(work.values, parameter_dtype, work.master, STW_F32, chunk.element_count);
+    if (shape.has_master) {
+        kernels::convert(work.values, shape.parameter_dtype, work.master, STW_F32,
+                         chunk.element_count);
     }
-    if (has_average) {
+    if (shape.has_average) {
         kernels::average(average_of(chunk), work.master, chunk.element_count, owner.average_decay);
     }
     return {};
@@ -388,15 +394,16 @@ Status ParameterJob::update_custom(const Chunk &chunk, const Part &part) const
 bool ParameterJob::master_is_stale() const
 {
     Tiers &tiers = owner.pipeline.tiers;
-    return has_master && tiers.version(layouts[kParameter].tensor) != parameter_version &&
-           tiers.version(layouts[kOthers].tensor) == master_version;
+    return shape.has_master &&
+           tiers.version(shape.layouts[kParameter].tensor) != parameter_version &&
+           tiers.version(shape.layouts[kOthers].tensor) == master_version;
 }
 
 // Parts that come later have to make theirs themselves: the tensor has contents by then.
 void ParameterJob::note_made()
 {
-    made_master |= fresh_master;
-    made_average |= fresh_average;
+    made_master |= fresh.master;
+    made_average |= fresh.average;
     for (Part *part : parts) part->makes_master = part->makes_average = false;
 }
 
@@ -427,13 +434,13 @@ void ParameterJob::end()
 
 void ParameterJob::end_scan()
 {
-    if (!error.ok()) owner.pipeline.report(layouts[kGradient].tensor, error);
+    if (!error.ok()) owner.pipeline.report(shape.layouts[kGradient].tensor, error);
     const bool leaves = empty && error.ok();
     bool last = false;
     bool goes_ahead = false;
     {
         MutexLock lock(owner.pipeline.mutex);
-        owner.pipeline.free_chunks_of(parked);
+        owner.pipeline.chunks.give_back_all(parked);
         parked = nullptr;
         if (!error.ok() && step->verdict.ok()) step->verdict = error;
         phase = leaves ? StepPhase::kIdle : StepPhase::kVerdict;
@@ -450,9 +457,9 @@ void ParameterJob::end_update()
 {
     const bool updated = error.ok() && !empty;
     if (updated) note_made();
-    if (updated && has_master) {
-        parameter_version = owner.pipeline.tiers.version(layouts[kParameter].tensor);
-        master_version = owner.pipeline.tiers.version(layouts[kOthers].tensor);
+    if (updated && shape.has_master) {
+        parameter_version = owner.pipeline.tiers.version(shape.layouts[kParameter].tensor);
+        master_version = owner.pipeline.tiers.version(shape.layouts[kOthers].tensor);
     }
     if (!error.ok()) tell_failure();
     {
@@ -476,7 +483,7 @@ void ParameterJob::tell_failure()
     Tiers &tiers = owner.pipeline.tiers;
     if (open) {
         for (uint32_t i = 0; i < turn_count; ++i) {
-            if (i != kGradient) tiers.fail(layouts[i].tensor, error);
+            if (i != kGradient) tiers.fail(shape.layouts[i].tensor, error);
         }
     } else {
         ErrorDetail &detail = error.mutable_detail();
@@ -484,15 +491,15 @@ void ParameterJob::tell_failure()
             "the update of %s did not begin, so its contents are those from before the step; "
             "write all of it, or clear the errors to continue with them. The cause was: %s",
             parameter_text(name).c_str(), detail.sentence.c_str());
-        tiers.miss(layouts[kParameter].tensor, error);
+        tiers.miss(shape.layouts[kParameter].tensor, error);
     }
-    owner.pipeline.report(layouts[kParameter].tensor, error);
+    owner.pipeline.report(shape.layouts[kParameter].tensor, error);
 }
 
 void ParameterJob::leave(bool empties_gradient)
 {
     TensorId tensors[kJobTensorsMax];
-    for (uint32_t i = 0; i < turn_count; ++i) tensors[i] = layouts[i].tensor;
+    for (uint32_t i = 0; i < turn_count; ++i) tensors[i] = shape.layouts[i].tensor;
     owner.pipeline.tiers.unclaim(claim, tensors, turn_count,
                                  empties_gradient ? tensors[kGradient] : kNone);
     MutexLock lock(owner.pipeline.mutex);

@@ -58,6 +58,32 @@ struct Chunk {
     uint64_t sums_count = 0;
 };
 
+// Chunks in the order in which they came.
+struct ChunkList {
+    Chunk *first = nullptr;
+    Chunk *last = nullptr;
+
+    [[nodiscard]] bool empty() const { return first == nullptr; }
+    void append(Chunk &chunk);
+    Chunk *take();  // the first; null: there is none
+};
+
+// All chunks of a pipeline, and those of them that are free.
+class ChunkPool {
+public:
+    explicit ChunkPool(Pipeline::Parts *pipeline);
+
+    [[nodiscard]] uint32_t free_count() const { return free_count_; }
+    Chunk &take();  // there is a free one
+    void give_back(Chunk &chunk);
+    void give_back_all(Chunk *list);
+
+private:
+    std::vector<Chunk> chunks_;
+    Chunk *free_ = nullptr;
+    uint32_t free_count_ = 0;
+};
+
 // A job's place in the queue for a tensor; the first one may work.
 struct Turn {
     TensorId tensor = kNone;
@@ -136,7 +162,6 @@ struct Pipeline::Parts {
     void finish(Chunk &chunk) STW_EXCLUDES(mutex);
     Chunk *take_work() STW_REQUIRES(mutex);
     [[nodiscard]] bool idle() const STW_REQUIRES(mutex);
-    static void append(Chunk &chunk, Chunk *&first, Chunk *&last);
     bool settle(Chunk &chunk, bool granted, Status status) STW_REQUIRES(mutex);
     void count(const Chunk &chunk) STW_REQUIRES(mutex);
     Job *take_closed() STW_REQUIRES(mutex);
@@ -150,8 +175,6 @@ struct Pipeline::Parts {
     void place_job(Job &job, PlaceId place) STW_REQUIRES(mutex);
     static void fetch_done(void *user, const Status &status, uint64_t ticket,
                            void *const *pointers);
-    void free_chunk(Chunk &chunk) STW_REQUIRES(mutex);
-    void free_chunks_of(Chunk *list) STW_REQUIRES(mutex);
 
     // turns.cpp: who may work on a tensor, and who comes first
     void reserve_tensor(TensorId tensor) STW_REQUIRES(mutex);
@@ -209,13 +232,9 @@ struct Pipeline::Parts {
     Condition changed;
     std::vector<pthread_t> threads;  // of open and close alone
 
-    std::vector<Chunk> chunks;  // the slots; each is guarded until it is handed to a thread
-    Chunk *free_chunks STW_GUARDED_BY(mutex) = nullptr;
-    Chunk *work_first STW_GUARDED_BY(mutex) = nullptr;
-    Chunk *work_last STW_GUARDED_BY(mutex) = nullptr;
-    Chunk *begun_first STW_GUARDED_BY(mutex) = nullptr;  // on devices, in order
-    Chunk *begun_last STW_GUARDED_BY(mutex) = nullptr;
-    uint32_t free_chunk_count STW_GUARDED_BY(mutex) = 0;
+    ChunkPool chunks STW_GUARDED_BY(mutex);   // one that is handed to a thread is the thread's
+    ChunkList arrived STW_GUARDED_BY(mutex);  // their bytes have come, or will not
+    ChunkList begun STW_GUARDED_BY(mutex);    // on devices, in order
     uint32_t chunks_in_flight STW_GUARDED_BY(mutex) = 0;  // asked for and not given back
     std::vector<Queue> queues STW_GUARDED_BY(mutex);      // by tensor
     uint64_t next_sequence STW_GUARDED_BY(mutex) = 1;

@@ -29,10 +29,7 @@ uint32_t element_bytes(uint32_t dtype)
 }
 
 Pipeline::Parts::Parts(const PipelineOptions &asked)
-    : options(asked),
-      tiers(*asked.tiers),
-      block_bytes(asked.tiers->block_bytes()),
-      chunks(kChunksMax)
+    : options(asked), tiers(*asked.tiers), block_bytes(asked.tiers->block_bytes()), chunks(this)
 {
     MutexLock lock(mutex);
     windows.resize(1 + asked.device_windows.size());
@@ -42,28 +39,40 @@ Pipeline::Parts::Parts(const PipelineOptions &asked)
         windows[i + 1].limit = asked.device_windows[i].bytes;
     }
     totals.window_bytes = 0;
-    for (Chunk &chunk : chunks) {
-        chunk.pipeline = this;
-        chunk.sums = std::make_unique<double[]>(sums_per_chunk(block_bytes));
-        free_chunk(chunk);
-    }
 }
 
 Pipeline::Parts::~Parts() = default;
 
-void Pipeline::Parts::free_chunk(Chunk &chunk)
+ChunkPool::ChunkPool(Pipeline::Parts *pipeline) : chunks_(kChunksMax)
 {
-    chunk.job = nullptr;
-    chunk.next = free_chunks;
-    free_chunks = &chunk;
-    ++free_chunk_count;
+    for (Chunk &chunk : chunks_) {
+        chunk.pipeline = pipeline;
+        chunk.sums = std::make_unique<double[]>(sums_per_chunk(pipeline->block_bytes));
+        give_back(chunk);
+    }
 }
 
-void Pipeline::Parts::free_chunks_of(Chunk *list)
+Chunk &ChunkPool::take()
+{
+    Chunk &chunk = *free_;
+    free_ = chunk.next;
+    --free_count_;
+    return chunk;
+}
+
+void ChunkPool::give_back(Chunk &chunk)
+{
+    chunk.job = nullptr;
+    chunk.next = free_;
+    free_ = &chunk;
+    ++free_count_;
+}
+
+void ChunkPool::give_back_all(Chunk *list)
 {
     while (list != nullptr) {
         Chunk *next = list->next;
-        free_chunk(*list);
+        give_back(*list);
         list = next;
     }
 }
@@ -74,7 +83,7 @@ void Pipeline::Parts::free_chunks_of(Chunk *list)
 bool Pipeline::Parts::window_has_room(const Job &job, uint64_t cost_bytes) const
 {
     const bool preferred = job.rank != kNotPreferred;
-    if (free_chunk_count <= (preferred ? 0 : kPreferredChunks)) return false;
+    if (chunks.free_count() <= (preferred ? 0 : kPreferredChunks)) return false;
     const Window &window = windows[job.window];
     if (window.chunks == 0 || (preferred && job.in_flight == 0)) return true;
     uint64_t limit = window.limit;
@@ -113,9 +122,7 @@ Chunk *Pipeline::Parts::next_chunk()
     Job *const next = closing ? nullptr : next_job();
     if (next == nullptr) return nullptr;
     Job &job = *next;
-    Chunk &chunk = *free_chunks;
-    free_chunks = chunk.next;
-    --free_chunk_count;
+    Chunk &chunk = chunks.take();
     chunk.job = &job;
     chunk.next = nullptr;
     chunk.opens = !job.open;
@@ -182,7 +189,7 @@ void Pipeline::Parts::fetch_done(void *user, const Status &status, uint64_t tick
     chunk.status = status;
     chunk.ticket = ticket;
     if (chunk.status.ok()) std::copy(pointers, pointers + chunk.piece_count, chunk.pointers);
-    append(chunk, parts.work_first, parts.work_last);
+    parts.arrived.append(chunk);
     // Under the lock: once it is free, a close may take all of this away.
     parts.work_ready.notify_one();
 }

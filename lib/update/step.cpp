@@ -182,7 +182,7 @@ Status Optimizer::Parts::begin(const StepOptions &options)
     gradients.clear();
     for (const ParameterJob *job : chosen) {
         for (uint32_t i = 0; i < job->turn_count; ++i) tensors.push_back(job->turns[i].tensor);
-        gradients.push_back(job->layouts[ParameterJob::kGradient].tensor);
+        gradients.push_back(job->shape.layouts[ParameterJob::kGradient].tensor);
     }
     versions.assign(gradients.size(), 0);
     places.assign(chosen.size(), kAnyCpuPlace);

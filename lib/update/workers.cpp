@@ -62,28 +62,31 @@ Job *Pipeline::Parts::take_closed()
     return nullptr;
 }
 
-void Pipeline::Parts::append(Chunk &chunk, Chunk *&first, Chunk *&last)
+void ChunkList::append(Chunk &chunk)
 {
     chunk.next = nullptr;
     (first == nullptr ? first : last->next) = &chunk;
     last = &chunk;
 }
 
-bool Pipeline::Parts::idle() const
+Chunk *ChunkList::take()
 {
-    return work_first == nullptr && begun_first == nullptr && !pump_wanted && !stopping;
-}
-
-// What has come is begun first: a device works on while somebody waits for what it has.
-Chunk *Pipeline::Parts::take_work()
-{
-    Chunk *&first = work_first != nullptr ? work_first : begun_first;
-    Chunk *&last = work_first != nullptr ? work_last : begun_last;
     Chunk *const chunk = first;
     if (chunk == nullptr) return nullptr;
     first = chunk->next;
     if (first == nullptr) last = nullptr;
     return chunk;
+}
+
+bool Pipeline::Parts::idle() const
+{
+    return arrived.empty() && begun.empty() && !pump_wanted && !stopping;
+}
+
+// What has come is begun first: a device works on while somebody waits for what it has.
+Chunk *Pipeline::Parts::take_work()
+{
+    return arrived.empty() ? begun.take() : arrived.take();
 }
 
 void Pipeline::Parts::worker_main()
@@ -93,7 +96,7 @@ void Pipeline::Parts::worker_main()
         Job *closed = nullptr;
         {
             MutexLock lock(mutex);
-            while (work_first == nullptr && (closed = take_closed()) == nullptr && idle()) {
+            while (arrived.empty() && (closed = take_closed()) == nullptr && idle()) {
                 work_ready.wait(mutex);
             }
             chunk = closed == nullptr ? take_work() : nullptr;
@@ -134,7 +137,7 @@ void Pipeline::Parts::work(Chunk &chunk)
         tiers.release(chunk.ticket, chunk.far_pieces);
         if (chunk.begun) {
             MutexLock lock(mutex);
-            append(chunk, begun_first, begun_last);
+            begun.append(chunk);
             work_ready.notify_one();
             return;
         }
@@ -214,12 +217,12 @@ bool Pipeline::Parts::settle(Chunk &chunk, bool granted, Status status)
     if (!status.ok()) {
         if (job.error.ok()) job.error = std::move(status);
         unready(job);
-        free_chunk(chunk);
+        chunks.give_back(chunk);
     } else if (granted) {
         count(chunk);
-        free_chunks_of(job.settle(chunk));
+        chunks.give_back_all(job.settle(chunk));
     } else {
-        free_chunk(chunk);
+        chunks.give_back(chunk);
     }
     return job.in_flight == 0 && !job.ready && (!job.error.ok() || !job.more());
 }

@@ -14,13 +14,11 @@ using residency::kNever;
 using residency::PlaceId;
 
 constexpr size_t kItemsMax = 2048;
-constexpr size_t kRoomsKept = 256;         // of tensors that have no use ahead just now
 constexpr size_t kAnewMax = 32;            // of the next ones, looked at each time ...
 constexpr uint64_t kAnewBlocksMax = 1024;  // ... unless they are large
 constexpr uint8_t kAgainMax = 2;  // of two that push each other out neither is brought for ever
 constexpr uint64_t kAnewPerEviction = 64;         // blocks
 constexpr uint32_t kBusyMax = 8;                  // passed by, of those that somebody has
-constexpr uint64_t kReserveShare = 8;             // of a place, left to what nobody foresaw
 constexpr Instant kInFlightNs = 20'000'000;       // of transfers asked for and not over ...
 constexpr Instant kEvictingNs = 12'000'000;       // ... while something has to leave for them
 constexpr Instant kPieceNs = 8'000'000;           // ... at most each, of a large tensor
@@ -71,9 +69,8 @@ uint64_t Lookahead::metadata_bytes_max()
 {
     constexpr uint64_t kNode = 5 * sizeof(void *);
     return kLaterMax * sizeof(Later) +
-           kItemsMax *
-               (sizeof(Item) + sizeof(int64_t) + sizeof(Room) + sizeof(Flight) + 2 * (kNode + 16)) +
-           kRoomsKept * (sizeof(Room) + kNode + 16);
+           kItemsMax * (sizeof(Item) + sizeof(int64_t) + sizeof(Flight) + kNode + 16) +
+           RoomTable::metadata_bytes_max(kItemsMax);
 }
 
 void Lookahead::set_bandwidth(PlaceId from, PlaceId to, uint64_t bytes_per_s)
@@ -100,25 +97,6 @@ void Lookahead::follow(const Forecast &forecast)
     passed_ = forecast.passed();
 }
 
-Lookahead::Room *Lookahead::take_room(const residency::Core &core, residency::TensorId tensor,
-                                      PlaceId place, uint64_t bytes)
-{
-    const uint64_t budget = core.budget_bytes(place);
-    const auto found = rooms_.find(key_of(tensor, place));
-    Room *room = found == rooms_.end() ? nullptr : &found->second;
-    const uint64_t counted = room ? room->bytes : 0;
-    const uint64_t more = bytes > counted ? bytes - counted : 0;
-    // What is larger than all that is given to it comes alone.
-    const uint64_t reserve = budget / core.block_bytes() / kReserveShare * core.block_bytes();
-    const bool fits = taken_[place] + more <= budget - reserve;
-    if (more > 0 && !fits && taken_[place] > 0) return nullptr;
-    if (!room) room = &rooms_[key_of(tensor, place)];
-    ++room->uses;
-    room->bytes += more;
-    taken_[place] += more;
-    return room;
-}
-
 void Lookahead::set_lacks(Item &item, bool lacks)
 {
     lacking_ -= item.lacks;
@@ -131,10 +109,7 @@ void Lookahead::give_room(Item &item)
 {
     if (item.zone == Zone::kOut || item.place == residency::kNoPlace) return;
     landed_bytes_[item.place] -= std::exchange(item.landed_bytes, 0);
-    if (--item.room->uses == 0) {
-        taken_[item.place] -= std::exchange(item.room->bytes, 0);
-        if (rooms_.size() > kRoomsKept) rooms_.erase(key_of(item.use.request.tensor, item.place));
-    }
+    rooms_.give(*item.room, item.use.request.tensor, item.place);
     item.place = residency::kNoPlace;
 }
 
@@ -155,8 +130,8 @@ bool Lookahead::bring_update(const residency::Core &core, Item &item, Zone zone)
     const residency::Lack lack = item.use.unsure ? residency::Lack{} : core.lack(item.use.request);
     const bool counts = lack.place != residency::kNoPlace && lack.place != nvme_ &&
                         (zone == Zone::kNear || lack.place == host_);
-    Room *room = nullptr;
-    if (counts) room = take_room(core, item.use.request.tensor, lack.place, lack.room_bytes);
+    RoomTable::Room *room = nullptr;
+    if (counts) room = rooms_.take(core, item.use.request.tensor, lack.place, lack.room_bytes);
     if (counts && !room) return false;
     give_room(item);
     item.zone = zone;
@@ -183,7 +158,7 @@ bool Lookahead::bring_near(const residency::Core &core, Item &item)
         item.zone = Zone::kNear;
         return true;
     }
-    Room *room = take_room(core, item.use.request.tensor, lack.place, lack.room_bytes);
+    RoomTable::Room *room = rooms_.take(core, item.use.request.tensor, lack.place, lack.room_bytes);
     if (!room) return false;
     if (item.zone == Zone::kFar) give_room(item);
     item.zone = Zone::kNear;
@@ -211,7 +186,7 @@ bool Lookahead::bring_far(const residency::Core &core, Item &item)
     set_lacks(item, false);
     const residency::Lack there = lack_of(core, item.use, host_);
     if (lack.place == residency::kNoPlace || there.place == residency::kNoPlace) return true;
-    item.room = take_room(core, item.use.request.tensor, host_, there.room_bytes);
+    item.room = rooms_.take(core, item.use.request.tensor, host_, there.room_bytes);
     if (!item.room) {
         item.zone = Zone::kOut;
         return false;
@@ -292,8 +267,7 @@ void Lookahead::look_later(const residency::Core &core, const Forecast &forecast
         if (!again && !use->update && !use->unsure && reads_bytes(request)) {
             const residency::Lack lack = core.lack(request);
             const bool has_place = lack.place != residency::kNoPlace && lack.place != nvme_;
-            const auto room = rooms_.find(key_of(request.tensor, lack.place));
-            const bool comes = room != rooms_.end() && room->second.uses > 0;
+            const bool comes = rooms_.has(request.tensor, lack.place);
             if (has_place && lack.readable && !comes) later.cost_ns = cost_of(lack);
         }
         later_.push_back(later);
@@ -338,7 +312,7 @@ Instant Lookahead::latest_start(const Forecast &forecast, Instant now, size_t fi
 {
     const uint64_t next_ns = known_items() == 0 ? 0 : items_.front().use.compute_ns;
     const auto due = static_cast<int64_t>(std::max(now, forecast.passed_at() + next_ns));
-    const auto flying = static_cast<int64_t>(flying_ns_);
+    const auto flying = static_cast<int64_t>(flying_.cost_ns());
     const int64_t enough = static_cast<int64_t>(now) - due + kDoubt * flying + kMarginNs;
     const bool late = first < slack_.late_at && slack_.late_ns <= enough;
     if (slack_.changes != changes_ || (slack_.late_at > 0 && !late)) find_slack(first, enough);
@@ -360,15 +334,31 @@ Instant Lookahead::latest_start(const Forecast &forecast, Instant now, size_t fi
 // more. Of what has begun to come the rest comes too.
 bool Lookahead::may_evict(const residency::Core &core, const Item &item) const
 {
-    const uint64_t flying = flying_bytes_[item.place];
+    const uint64_t flying = flying_.bytes(item.place);
     const uint64_t budget = core.budget_bytes(item.place);
-    if (flying > 0 && (flying_ns_ >= kEvictingNs || flying >= budget / kFlyingShare)) return false;
+    if (flying > 0 && (flying_.cost_ns() >= kEvictingNs || flying >= budget / kFlyingShare))
+        return false;
     const uint64_t others = landed_bytes_[item.place] - item.landed_bytes;
     return flying + others <= budget - budget / kAheadShare;
 }
 
-// Hits, and releases of them, tell nobody that they make room for what comes behind them. A program
-// that is later than expected is looked at less and less often; looks for other reasons do not
+Instant Lookahead::Poll::next(uint64_t turn, uint64_t passed, uint64_t gap_ns, Instant now)
+{
+    if (turn_ != turn || passed_ != passed) {
+        turn_ = turn;
+        passed_ = passed;
+        from_ = now;
+        pause_ns_ = std::clamp(gap_ns / kPollShare, kPollFirstNs, kPollLastNs);
+        at_ = now + pause_ns_;
+    } else if (now >= at_) {
+        const bool late = now - from_ > gap_ns;
+        if (late) pause_ns_ = std::min(2 * pause_ns_, kPollLastNs);
+        at_ = now + pause_ns_;
+    }
+    return at_;
+}
+
+// Hits and releases of them make room without a call of this class. Looks for other reasons do not
 // count.
 void Lookahead::poll_later(Instant now)
 {
@@ -376,18 +366,7 @@ void Lookahead::poll_later(Instant now)
                                       [](uint64_t horizon) { return horizon == kNever; });
     if (all_fits || items_.empty()) return;
     const uint64_t gap_ns = items_.front().use.compute_ns;
-    if (polled_turn_ != turn_ || polled_passed_ != passed_) {
-        polled_turn_ = turn_;
-        polled_passed_ = passed_;
-        polled_from_ = now;
-        pause_ns_ = std::clamp(gap_ns / kPollShare, kPollFirstNs, kPollLastNs);
-        poll_at_ = now + pause_ns_;
-    } else if (now >= poll_at_) {
-        const bool late = now - polled_from_ > gap_ns;
-        if (late) pause_ns_ = std::min(2 * pause_ns_, kPollLastNs);
-        poll_at_ = now + pause_ns_;
-    }
-    wake_ = std::min(wake_, poll_at_);
+    wake_ = std::min(wake_, poll_.next(turn_, passed_, gap_ns, now));
 }
 
 std::optional<residency::FetchAsked> Lookahead::next(const residency::Core &core,
@@ -474,7 +453,7 @@ bool Lookahead::may_start(const residency::Core &core, const Forecast &forecast,
 std::optional<residency::FetchAsked> Lookahead::propose(const residency::Core &core,
                                                         const Forecast &forecast, Instant now)
 {
-    if (!flying_.empty() && flying_ns_ >= kInFlightNs) return {};
+    if (flying_.count() > 0 && flying_.cost_ns() >= kInFlightNs) return {};
     uint32_t busy = 0;
     size_t left = lacking_;
     for (size_t i = 0; left > 0; ++i) {
@@ -526,28 +505,15 @@ std::optional<residency::FetchAsked> Lookahead::propose(const residency::Core &c
 
 void Lookahead::asked(residency::FetchId fetch)
 {
-    flying_[fetch] = proposed_;
-    flying_ns_ += proposed_.cost_ns;
-    flying_bytes_[proposed_.place] += proposed_.bytes;
+    flying_.add(fetch, proposed_);
     if (Item *item = item_of(proposed_)) ++item->flying;
-}
-
-std::vector<residency::FetchId> Lookahead::fetches() const
-{
-    std::vector<residency::FetchId> fetches;
-    fetches.reserve(flying_.size());
-    for (const auto &[fetch, flight] : flying_) fetches.push_back(fetch);
-    return fetches;
 }
 
 bool Lookahead::ended(residency::FetchId fetch, End end)
 {
-    const auto found = flying_.find(fetch);
-    if (found == flying_.end()) return false;
-    const Flight flight = found->second;
-    flying_.erase(found);
-    flying_ns_ -= flight.cost_ns;
-    flying_bytes_[flight.place] -= flight.bytes;
+    const std::optional<Flight> taken = flying_.take(fetch);
+    if (!taken) return false;
+    const Flight &flight = *taken;
     Item *item = item_of(flight);
     if (end == End::kThere) refused_[flight.place] = {};
     if (item && item->flying > 0) --item->flying;

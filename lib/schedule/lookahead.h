@@ -12,13 +12,13 @@
 #pragma once
 
 #include "lib/residency/core.h"
+#include "lib/schedule/flights.h"
 #include "lib/schedule/forecast.h"
+#include "lib/schedule/room_table.h"
 #include "lib/support/ring.h"
 
 #include <array>
-#include <map>
 #include <optional>
-#include <unordered_map>
 #include <vector>
 
 namespace stepwell::schedule {
@@ -40,8 +40,8 @@ public:
     bool ended(residency::FetchId fetch, End end);
     // When next() may have another answer although nothing else has happened; kNever.
     [[nodiscard]] residency::Instant wake() const { return wake_; }
-    [[nodiscard]] size_t in_flight() const { return flying_.size(); }
-    [[nodiscard]] std::vector<residency::FetchId> fetches() const;  // these
+    [[nodiscard]] size_t in_flight() const { return flying_.count(); }
+    [[nodiscard]] std::vector<residency::FetchId> fetches() const { return flying_.fetches(); }
 
     // Accesses from now until what is expected fits neither the place nor, behind a device, the
     // host tier: what is used later than that has to go to the disk before. kNever while all that
@@ -53,10 +53,6 @@ public:
 
 private:
     enum class Zone : uint8_t { kOut, kFar, kNear };
-    struct Room {  // of a tensor at a place, for all its uses that are near or far
-        uint32_t uses = 0;
-        uint64_t bytes = 0;
-    };
     struct Item {
         Expected use;
         Zone zone = Zone::kOut;
@@ -65,7 +61,7 @@ private:
         bool left = false;                               // to the demand, as it failed
         uint8_t again = 0;                               // times it was brought after it had left
         residency::PlaceId place = residency::kNoPlace;  // that one
-        Room *room = nullptr;                            // there; of rooms_, which never move
+        RoomTable::Room *room = nullptr;                 // there; of rooms_
         uint64_t room_bytes = 0;                         // taken of it
         uint64_t cost_ns = 0;                            // of what it lacks
         uint64_t asked_bytes = 0;                        // of its first ones, piece by piece
@@ -76,12 +72,20 @@ private:
         uint64_t compute_ns = 0;
         uint64_t cost_ns = 0;  // of what it lacks by now
     };
-    struct Flight {
-        uint64_t turn = 0;
-        uint64_t position = 0;  // in it, of the use
-        uint64_t cost_ns = 0;
-        uint64_t bytes = 0;
-        residency::PlaceId place = residency::kNoPlace;
+    // When a program that makes room unseen, at releases of hits, is looked at again: less and less
+    // often while its next fetch does not come.
+    class Poll {
+    public:
+        // The program expects its next fetch, which has this turn and number, after `gap_ns`.
+        residency::Instant next(uint64_t turn, uint64_t passed, uint64_t gap_ns,
+                                residency::Instant now);
+
+    private:
+        uint64_t turn_ = UINT64_MAX;  // where the program was when polling began
+        uint64_t passed_ = 0;
+        residency::Instant from_ = 0;
+        residency::Instant pause_ns_ = 0;
+        residency::Instant at_ = 0;
     };
 
     std::optional<residency::FetchAsked> propose(const residency::Core &core,
@@ -103,9 +107,6 @@ private:
     bool bring_near(const residency::Core &core, Item &item);
     bool bring_far(const residency::Core &core, Item &item);
     bool bring_update(const residency::Core &core, Item &item, Zone zone);
-    // Null: there is not so much.
-    [[nodiscard]] Room *take_room(const residency::Core &core, residency::TensorId tensor,
-                                  residency::PlaceId place, uint64_t bytes);
     void set_lacks(Item &item, bool lacks);
     void give_room(Item &item);
     [[nodiscard]] uint64_t cost_of(const residency::Lack &lack) const;
@@ -122,10 +123,6 @@ private:
     };
     void find_slack(size_t first, int64_t enough);
     [[nodiscard]] bool may_evict(const residency::Core &core, const Item &item) const;
-    [[nodiscard]] static uint64_t key_of(residency::TensorId tensor, residency::PlaceId place)
-    {
-        return uint64_t{tensor} * residency::kPlacesMax + place;
-    }
     [[nodiscard]] Item *item_of(const Flight &flight);
 
     const residency::PlaceId host_;
@@ -133,11 +130,10 @@ private:
     std::array<std::array<uint64_t, residency::kPlacesMax>, residency::kPlacesMax> bytes_per_s_{};
     uint64_t turn_ = UINT64_MAX;
     uint64_t passed_ = 0;
-    Ring<Item> items_;                          // from the next fetch on; the last one may be kOut
-    size_t near_ = 0;                           // so many of the first are kNear
-    size_t lacking_ = 0;                        // so many of all lack something
-    std::unordered_map<uint64_t, Room> rooms_;  // by key_of
-    std::array<uint64_t, residency::kPlacesMax> taken_{};  // bytes, of rooms_
+    Ring<Item> items_;    // from the next fetch on; the last one may be kOut
+    size_t near_ = 0;     // so many of the first are kNear
+    size_t lacking_ = 0;  // so many of all lack something
+    RoomTable rooms_;
     std::array<uint64_t, residency::kPlacesMax> horizon_{};
     std::vector<Later> later_;  // for as long as no fetch passes, once it is asked for
     bool knows_later_ = false;
@@ -146,19 +142,13 @@ private:
     Slack slack_;            // for as long as nothing changes
     bool extended_ = false;  // since the last fetch passed, by these budgets
     std::array<uint64_t, residency::kPlacesMax> budgets_{};
-    std::map<residency::FetchId, Flight> flying_;
-    uint64_t flying_ns_ = 0;
-    std::array<uint64_t, residency::kPlacesMax> flying_bytes_{};
+    Flights flying_;
     std::array<uint64_t, residency::kPlacesMax> landed_bytes_{};  // and not used yet
     Flight proposed_;
     std::array<Refusal, residency::kPlacesMax> refused_{};
     residency::Instant now_ = 0;
     residency::Instant wake_ = residency::kNever;
-    uint64_t polled_turn_ = UINT64_MAX;  // where the program was when polling began
-    uint64_t polled_passed_ = 0;
-    residency::Instant polled_from_ = 0;
-    residency::Instant pause_ns_ = 0;
-    residency::Instant poll_at_ = 0;
+    Poll poll_;
 };
 
 }  // namespace stepwell::schedule

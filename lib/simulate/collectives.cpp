@@ -28,7 +28,7 @@ Status World::add_wholes(Rank &rank)
             layout_.specs[tile.whole].name,
             {tile.parameter, tile.whole, bytes(tile.parameter), bytes(tile.whole)});
         if (!whole.ok()) return std::move(whole.status());
-        rank.whole_of.push_back(whole.value());
+        rank.tiles[number].whole = whole.value();
         rank.tile_of.push_back(number);
     }
     return {};
@@ -38,22 +38,22 @@ Status World::add_wholes(Rank &rank)
 
 void World::begin_gather(Rank &rank, OpId id)
 {
-    const WholeId whole = rank.whole_of[program_.ops[id].tile];
+    const WholeId whole = rank.tiles[program_.ops[id].tile].whole;
     const uint64_t call = rank.gathers.fetch({whole}, Access::kRead, kOwner, now_, rank.out);
     rank.calls[call] = id;
-    while (rank.gathers_queued < rank.gathers.ledger().last_gather()) {
+    while (rank.collectives.gathers < rank.gathers.ledger().last_gather()) {
         auto work = std::make_unique<Collective>();
-        work->gather = ++rank.gathers_queued;
+        work->gather = ++rank.collectives.gathers;
         work->tile = rank.tile_of[rank.gathers.queued(work->gather).wholes[0]];
-        rank.collectives.push_back(std::move(work));
+        rank.collectives.waiting.push_back(std::move(work));
     }
 }
 
 void World::let_go(Rank &rank, uint32_t tile)
 {
-    std::vector<residency::Grant> &open = rank.wholes[tile];
+    std::vector<residency::Grant> &open = rank.tiles[tile].views;
     STW_ASSERT(!open.empty());
-    rank.gathers.release(rank.whole_of[tile], Access::kRead, &open.back(), now_, rank.out);
+    rank.gathers.release(rank.tiles[tile].whole, Access::kRead, &open.back(), now_, rank.out);
     open.pop_back();
 }
 
@@ -65,8 +65,8 @@ void World::begin_sum(Rank &rank, uint32_t number)
     work->claim = rank.core.claim();
     for (const TensorId tensor : {tile.gradient_whole, tile.gradient})
         rank.core.claim_tensor(work->claim, tensor);
-    rank.collectives.push_back(std::move(work));
-    prepare(rank, *rank.collectives.back(),
+    rank.collectives.waiting.push_back(std::move(work));
+    prepare(rank, *rank.collectives.waiting.back(),
             {{tile.gradient_whole, Access::kRead, kDevicePlace, 0,
               layout_.specs[tile.gradient_whole].bytes},
              {tile.gradient, Access::kWrite, kDevicePlace, 0, layout_.specs[tile.gradient].bytes}});
@@ -77,10 +77,10 @@ void World::call_updates(Rank &rank)
 {
     for (uint32_t number = 0; number < layout_.tiles.size(); ++number) {
         const Tile &tile = layout_.tiles[number];
-        rank.updating[number] = rank.core.claim();
+        rank.tiles[number].updating = rank.core.claim();
         for (const TensorId tensor : {tile.parameter, tile.gradient, tile.state})
-            rank.core.claim_tensor(rank.updating[number], tensor);
-        if (tile.whole != residency::kNone) rank.gathers.update(rank.whole_of[number], rank.out);
+            rank.core.claim_tensor(rank.tiles[number].updating, tensor);
+        if (tile.whole != residency::kNone) rank.gathers.update(rank.tiles[number].whole, rank.out);
     }
 }
 
@@ -92,9 +92,9 @@ Status World::pump_gathers(Rank &rank)
     for (gathering::StartGather &start : commands.starts) {
         if (!start.status.ok()) return std::move(start.status);
         const auto work =
-            std::find_if(rank.collectives.begin(), rank.collectives.end(),
+            std::find_if(rank.collectives.waiting.begin(), rank.collectives.waiting.end(),
                          [&start](const auto &at) { return at->gather == start.gather; });
-        STW_ASSERT(work != rank.collectives.end());
+        STW_ASSERT(work != rank.collectives.waiting.end());
         (*work)->start = std::move(start);
         (*work)->claim = (*work)->start.claim;
         const TensorId slice = layout_.tiles[(*work)->tile].parameter;
@@ -104,7 +104,7 @@ Status World::pump_gathers(Rank &rank)
     for (const gathering::WholeGranted &granted : commands.granted) {
         const auto call = rank.calls.find(granted.call);
         STW_ASSERT(call != rank.calls.end());
-        rank.wholes[program_.ops[call->second].tile].push_back(granted.grants[0]);
+        rank.tiles[program_.ops[call->second].tile].views.push_back(granted.grants[0]);
         done(rank, call->second);
         rank.calls.erase(call);
     }
@@ -128,21 +128,20 @@ void World::prepare(Rank &rank, Collective &work, std::vector<residency::Request
 
 bool World::take_prepared(Rank &rank, const residency::Granted &granted)
 {
-    const auto work =
-        std::find_if(rank.collectives.begin(), rank.collectives.end(), [&granted](const auto &at) {
-            return !at->prepared && at->preparing == granted.fetch;
-        });
-    if (work == rank.collectives.end()) return false;
+    const auto work = std::find_if(
+        rank.collectives.waiting.begin(), rank.collectives.waiting.end(),
+        [&granted](const auto &at) { return !at->prepared && at->preparing == granted.fetch; });
+    if (work == rank.collectives.waiting.end()) return false;
     (*work)->grants = granted.grants;
     (*work)->prepared = true;
-    rank.arrivals[(*work)->tile].slice = now_;
+    rank.tiles[(*work)->tile].arrival.slice = now_;
     return true;
 }
 
 void World::advance_collectives(Rank &rank)
 {
-    if (rank.collectives.empty()) return;
-    Collective &front = *rank.collectives.front();
+    if (rank.collectives.waiting.empty()) return;
+    Collective &front = *rank.collectives.waiting.front();
     if (!front.prepared || front.running) return;
     front.running = true;
     arrive(rank);
@@ -152,12 +151,12 @@ void World::advance_collectives(Rank &rank)
 void World::arrive(Rank &rank)
 {
     const uint32_t groups = static_cast<uint32_t>(ranks_.size()) / group_ranks_;
-    const uint64_t key = rank.collectives_begun++ * groups + rank.number % groups;
+    const uint64_t key = rank.collectives.begun++ * groups + rank.number % groups;
     std::vector<uint32_t> &there = arrived_[key];
     there.push_back(rank.number);
     if (there.size() < group_ranks_) return;
     for (const uint32_t member : there) {
-        const Collective &work = *ranks_[member]->collectives.front();
+        const Collective &work = *ranks_[member]->collectives.waiting.front();
         const std::vector<uint64_t> &takes =
             work.gather != 0 ? program_.gather_ns : program_.sum_ns;
         links_.submit(member, kCollectiveTag, {fabric_}, takes[work.tile], kUrgency, now_);
@@ -167,8 +166,8 @@ void World::arrive(Rank &rank)
 
 void World::end_collective(Rank &rank)
 {
-    const std::unique_ptr<Collective> work = std::move(rank.collectives.front());
-    rank.collectives.pop_front();
+    const std::unique_ptr<Collective> work = std::move(rank.collectives.waiting.front());
+    rank.collectives.waiting.pop_front();
     for (size_t i = 0; i < work->requests.size(); ++i) {
         const residency::Request &request = work->requests[i];
         const residency::Grant &grant = work->grants[i];
@@ -203,7 +202,7 @@ void World::end_collective(Rank &rank)
 // for the collective and those before it.
 void World::blame_gather(Rank &rank, uint32_t tile, Instant begin, Instant end)
 {
-    const Rank::Arrival &arrival = rank.arrivals[tile];
+    const Rank::Arrival &arrival = rank.tiles[tile].arrival;
     const Instant updated = std::clamp(arrival.updated, begin, end);
     const Instant here = std::clamp(arrival.slice, updated, end);
     const auto add = [&rank](Cause cause, Instant time) {

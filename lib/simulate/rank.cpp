@@ -45,14 +45,12 @@ World::Rank::Rank(World &world, uint32_t number, const Layout &layout, const Pro
     : world(world),
       number(number),
       core(config_of(layout)),
-      is_done(program.ops.size()),
-      began(number == 0 ? program.ops.size() : 0),
-      ended(number == 0 ? program.ops.size() : 0),
+      ops{std::vector<bool>(program.ops.size()),
+          std::vector<Instant>(number == 0 ? program.ops.size() : 0),
+          std::vector<Instant>(number == 0 ? program.ops.size() : 0)},
       views(layout.specs.size()),
       gathers(core, kDevicePlace, whole_blocks(layout, program), 0, program.ahead_max),
-      wholes(layout.tiles.size()),
-      updating(layout.tiles.size()),
-      arrivals(layout.tiles.size())
+      tiles(layout.tiles.size())
 {
     loop.add(gathers);
     loop.add(*this);

@@ -45,10 +45,32 @@ struct World::Rank final : residency::CommandSink, residency::EventHook {
         bool waits = false;
     };
 
-    // Of a tile, when what its last gather waited for had come.
+    // Of the program's operations.
+    struct Progress {
+        std::vector<bool> is_done;
+        std::vector<Instant> began;  // of rank 0, as is the next: what it waited for is looked up
+        std::vector<Instant> ended;
+    };
+
+    // When what the last gather of a tile waited for had come.
     struct Arrival {
         Instant updated = 0;
         Instant slice = 0;
+    };
+
+    struct TileState {
+        gathering::WholeId whole = 0;
+        std::vector<residency::Grant> views;  // of the whole, that are open
+        residency::ClaimId updating = 0;      // until its update is over
+        Arrival arrival;
+    };
+
+    // Those that were asked for and are not over, oldest first, and counts of them.
+    struct CollectiveQueue {
+        std::deque<std::unique_ptr<Collective>> waiting;
+        gathering::GatherId gathers = 0;         // queued so far
+        gathering::GatherId gathers_before = 0;  // the step
+        uint64_t begun = 0;
     };
 
     Rank(World &world, uint32_t number, const Layout &layout, const Program &program);
@@ -80,22 +102,14 @@ struct World::Rank final : residency::CommandSink, residency::EventHook {
     Status failure;                        // of a command
     std::vector<residency::Grant> filled;  // while the world is filled
     std::array<LaneState, kLanes> lanes;
-    std::vector<bool> is_done;
-    std::vector<Instant> began;
-    std::vector<Instant> ended;
+    Progress ops;
     std::vector<std::vector<View>> views;  // by tensor
     std::unordered_map<residency::FetchId, OpId> fetches;
     gathering::WholeGathers gathers;
-    std::vector<gathering::WholeId> whole_of;           // by tile
-    std::vector<uint32_t> tile_of;                      // by whole
-    std::map<uint64_t, OpId> calls;                     // of the gathers that are not answered
-    std::vector<std::vector<residency::Grant>> wholes;  // by tile: views of the whole that are open
-    std::deque<std::unique_ptr<Collective>> collectives;
-    gathering::GatherId gathers_queued = 0;
-    gathering::GatherId gathers_before = 0;  // the step
-    uint64_t collectives_begun = 0;
-    std::vector<residency::ClaimId> updating;  // by tile, until its update is over
-    std::vector<Arrival> arrivals;             // by tile
+    std::vector<uint32_t> tile_of;   // by whole
+    std::map<uint64_t, OpId> calls;  // of the gathers that are not answered
+    std::vector<TileState> tiles;
+    CollectiveQueue collectives;
     uint64_t in_flight = 0;
     OpId drains = kNoOp;
     uint32_t steps = 0;

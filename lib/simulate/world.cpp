@@ -130,7 +130,7 @@ Status World::advance(Rank &rank)
 bool World::may_start(const Rank &rank, const Op &op) const
 {
     return std::all_of(op.after.begin(), op.after.end(),
-                       [&rank](OpId id) { return id == kNoOp || rank.is_done[id]; });
+                       [&rank](OpId id) { return id == kNoOp || rank.ops.is_done[id]; });
 }
 
 Status World::advance_lane(Rank &rank, LaneId number, bool *moved)
@@ -147,7 +147,7 @@ Status World::advance_lane(Rank &rank, LaneId number, bool *moved)
         if (!may_start(rank, op)) return {};
         if (number == LaneId::kCompute && now_ > lane.since) {
             const auto last = std::find_if(op.after.begin(), op.after.end(), [&](OpId after) {
-                return after != kNoOp && rank.number == 0 && rank.ended[after] == now_;
+                return after != kNoOp && rank.number == 0 && rank.ops.ended[after] == now_;
             });
             if (last != op.after.end()) blame(rank, *last, lane.since, now_, 0);
         }
@@ -163,7 +163,7 @@ Status World::advance_lane(Rank &rank, LaneId number, bool *moved)
 Status World::start(Rank &rank, OpId id)
 {
     const Op &op = program_.ops[id];
-    if (rank.number == 0) rank.began[id] = now_;
+    if (rank.number == 0) rank.ops.began[id] = now_;
     ++events_;
     switch (op.what) {
     case What::kFetch: return fetch(rank, id);
@@ -216,8 +216,8 @@ void World::begin_step(Rank &rank)
     const Instant begun = result.begin_ns;
     result.begin_ns = now_;
     result.step_ns = now_ - begun;
-    result.gathers = rank.gathers_queued - rank.gathers_before;
-    rank.gathers_before = rank.gathers_queued;
+    result.gathers = rank.collectives.gathers - rank.collectives.gathers_before;
+    rank.collectives.gathers_before = rank.collectives.gathers;
     if (rank.number == 0) link_bytes_ = links_.take_use(now_);
     const bool last = rank.lanes[0].cursor + 1 == program_.lanes[0].size();
     if (!last) result.stall_ns = {};
@@ -225,8 +225,8 @@ void World::begin_step(Rank &rank)
 
 void World::done(Rank &rank, OpId id)
 {
-    rank.is_done[id] = true;
-    if (rank.number == 0) rank.ended[id] = now_;
+    rank.ops.is_done[id] = true;
+    if (rank.number == 0) rank.ops.ended[id] = now_;
     Rank::LaneState &lane = rank.lanes[static_cast<size_t>(program_.ops[id].lane)];
     lane.busy = false;
     ++lane.cursor;
@@ -250,7 +250,7 @@ Status World::fetch(Rank &rank, OpId id)
         asked.requests.push_back(
             {use.tensor, use.access, use.place, 0, layout_.specs[use.tensor].bytes});
     }
-    if (op.lane == LaneId::kUpdateFetch) asked.claim = rank.updating[op.tile];
+    if (op.lane == LaneId::kUpdateFetch) asked.claim = rank.tiles[op.tile].updating;
     const bool updates = op.lane == LaneId::kUpdateFetch;
     rank.trace.fetched(0, updates ? schedule::Lane::kUpdate : schedule::Lane::kProgram,
                        asked.requests.data(), asked.requests.size(), now_);
@@ -260,7 +260,7 @@ Status World::fetch(Rank &rank, OpId id)
 
 Status World::release(Rank &rank, const Op &op)
 {
-    const residency::ClaimId claim = op.lane == LaneId::kUpdate ? rank.updating[op.tile] : 0;
+    const residency::ClaimId claim = op.lane == LaneId::kUpdate ? rank.tiles[op.tile].updating : 0;
     for (uint8_t i = 0; i < op.use_count; ++i) {
         const TensorId tensor = op.uses[i].tensor;
         std::vector<View> &views = rank.views[tensor];
@@ -287,7 +287,8 @@ Status World::release(Rank &rank, const Op &op)
         }
         if (claim != 0) {
             rank.core.unclaim_tensor(claim, tensor, discards, rank.out);
-            if (tensor == layout_.tiles[op.tile].parameter) rank.arrivals[op.tile].updated = now_;
+            if (tensor == layout_.tiles[op.tile].parameter)
+                rank.tiles[op.tile].arrival.updated = now_;
         } else if (discards) {
             STW_TRY(rank.core.discard(tensor, rank.out));
         }
@@ -367,16 +368,16 @@ void World::submit(Rank &rank, const Transfer &transfer)
 void World::blame(Rank &rank, OpId id, Instant begin, Instant end, uint32_t depth)
 {
     const Op &op = program_.ops[id];
-    const Instant began = std::clamp(rank.began[id], begin, end);
+    const Instant began = std::clamp(rank.ops.began[id], begin, end);
     if (began > begin && depth < kBlameDepthMax) {
         OpId late = kNoOp;
         for (const OpId after : op.after) {
             if (after == kNoOp) continue;
-            if (late == kNoOp || rank.ended[after] > rank.ended[late]) late = after;
+            if (late == kNoOp || rank.ops.ended[after] > rank.ops.ended[late]) late = after;
         }
         const std::vector<OpId> &lane = program_.lanes[static_cast<size_t>(op.lane)];
         const auto at = std::lower_bound(lane.begin(), lane.end(), id);
-        if (at != lane.begin() && (late == kNoOp || rank.ended[at[-1]] > rank.ended[late]))
+        if (at != lane.begin() && (late == kNoOp || rank.ops.ended[at[-1]] > rank.ops.ended[late]))
             late = at[-1];
         if (late != kNoOp) {
             blame(rank, late, begin, began, depth + 1);

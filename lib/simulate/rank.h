@@ -5,7 +5,7 @@
 
 #include "lib/gathering/agreed.h"
 #include "lib/residency/command_loop.h"
-#include "lib/schedule/lookahead.h"
+#include "lib/schedule/lookahead/lookahead.h"
 #include "lib/simulate/world.h"
 
 #include <deque>

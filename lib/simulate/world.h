@@ -7,7 +7,7 @@
 #pragma once
 
 #include "lib/residency/core.h"
-#include "lib/schedule/trace.h"
+#include "lib/schedule/trace/trace.h"
 #include "lib/simulate/program.h"
 #include "lib/simulate/shared_links.h"
 

@@ -38,7 +38,7 @@ class Judge:
 
 def simulation(mode, seeds):
     return Judge("lib/residency",
-                 ["lib/residency/*.cpp", "lib/gathering/*.cpp", "lib/schedule/*.cpp", *SUPPORT,
+                 ["lib/residency/*.cpp", "lib/gathering/*.cpp", "lib/schedule/*/*.cpp", *SUPPORT,
                   "tests/simulation/*.cpp"],
                  [], [mode, "1", str(seeds)], r"failed by (seed \d+ after \d+ events: .*)")
 
@@ -49,7 +49,7 @@ JUDGES = {
     "troubled": simulation("many", 40),
     # Many ranks with plans, faults and budgets that change: what the other two do not see.
     "many": Judge("lib/residency",
-                  ["lib/residency/*.cpp", "lib/schedule/*.cpp", *SUPPORT, "tests/ranks/*.cpp"],
+                  ["lib/residency/*.cpp", "lib/schedule/*/*.cpp", *SUPPORT, "tests/ranks/*.cpp"],
                   [], ["--first", str(MANY_SEEDS[0]), "--seeds", str(MANY_SEEDS[1])],
                   r"failed by (seed \d+ after \d+ events: .*)"),
     "engine": Judge("lib/transfer",
@@ -58,8 +58,8 @@ JUDGES = {
                      "tests/unit/transfer/engine_faults_test.cpp"],
                     ["-lgtest_main", "-lgtest", "-ldl"], ["--gtest_brief=1"],
                     r"\[  FAILED  \] (\S+)"),
-    "bound": Judge("lib/schedule",
-                   ["lib/residency/*.cpp", "lib/schedule/*.cpp", *SUPPORT,
+    "bound": Judge("lib/schedule/plan",
+                   ["lib/residency/*.cpp", "lib/schedule/*/*.cpp", *SUPPORT,
                     "tests/unit/schedule/bound_test.cpp"],
                    ["-lgtest_main", "-lgtest", "-lgmock"], ["--gtest_brief=1"],
                    r"\[  FAILED  \] (\S+)"),
@@ -243,7 +243,7 @@ MUTANTS = [
      ("        if (!status.ok() && !leaves) core_.mark_valid(tensors.whole);\n",
       "[](WholeId) { return false; }"),
      "a whole that could not be gathered is shown with whatever its memory held"),
-    ("hint-stays-in-flight", "many", "lib/schedule/flights.cpp",
+    ("hint-stays-in-flight", "many", "lib/schedule/lookahead/flights.cpp",
      "    by_fetch_.erase(found);\n",
      "",
      "a plan counts what is over as under way, and asks for less and less"),
@@ -503,7 +503,7 @@ class Builder:
                    "tests/ranks", "tests/simulation", "tests/unit/schedule",
                    "tests/unit/transfer", "include/stepwell"]
         headers = [header for folder in folders
-                   for header in sorted((self.source / folder).glob("*.h"))]
+                   for header in sorted((self.source / folder).rglob("*.h"))]
         version = subprocess.run([self.compiler, "--version"], capture_output=True, check=True)
         self.base = digest_of([header.read_bytes() for header in headers] +
                               [version.stdout, " ".join(FLAGS).encode()])

@@ -2,7 +2,7 @@
 // Runs of whole programs by one policy, and by ours, which changes its mind.
 #include "tests/policies/compare.h"
 
-#include "lib/schedule/trace.h"
+#include "lib/schedule/trace/trace.h"
 
 #include <algorithm>
 #include <numeric>

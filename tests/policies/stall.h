@@ -3,8 +3,8 @@
 // comes next brought ahead, beside the lower bound. In virtual time, so the same everywhere.
 #pragma once
 
-#include "lib/schedule/bound.h"
-#include "lib/schedule/choose.h"
+#include "lib/schedule/plan/bound.h"
+#include "lib/schedule/plan/choose.h"
 #include "tests/policies/traces.h"
 
 namespace stepwell::schedule {

@@ -3,8 +3,8 @@
 // kind of program it is, the seed its sizes and, where it is drawn, its order.
 #pragma once
 
-#include "lib/schedule/machine.h"
-#include "lib/schedule/step.h"
+#include "lib/schedule/replay/machine.h"
+#include "lib/schedule/trace/step.h"
 
 #include <string>
 

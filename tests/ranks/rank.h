@@ -6,9 +6,9 @@
 #pragma once
 
 #include "lib/residency/command_loop.h"
-#include "lib/schedule/choose.h"
-#include "lib/schedule/lookahead.h"
-#include "lib/schedule/trace.h"
+#include "lib/schedule/lookahead/lookahead.h"
+#include "lib/schedule/plan/choose.h"
+#include "lib/schedule/trace/trace.h"
 #include "tests/ranks/model.h"
 #include "tests/ranks/world.h"
 

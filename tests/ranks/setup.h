@@ -5,8 +5,8 @@
 // shell breaks what waits for itself.
 #pragma once
 
-#include "lib/schedule/machine.h"
-#include "lib/schedule/step.h"
+#include "lib/schedule/replay/machine.h"
+#include "lib/schedule/trace/step.h"
 #include "tests/ranks/links.h"
 
 #include <vector>

@@ -2,8 +2,8 @@
 // Program: random calls of several threads on one core, judged by the model after every event.
 #pragma once
 
-#include "lib/schedule/lookahead.h"
-#include "lib/schedule/trace.h"
+#include "lib/schedule/lookahead/lookahead.h"
+#include "lib/schedule/trace/trace.h"
 #include "tests/simulation/addresses.h"
 #include "tests/simulation/model.h"
 #include "tests/simulation/setup.h"

@@ -38,8 +38,8 @@ try {
     const uint32_t blocks = dispatch_.core.pack_blocks(id);
     const uint64_t bytes = memory::AddressAlias::metadata_bytes(blocks);
     auto shown = std::make_unique<memory::AddressAlias>(at.ops, at.memory, at.streams.get(),
-                                                       at.slot_memory.get(), machine_.block_bytes,
-                                                       at.aliases_runs, at.alias_totals.get());
+                                                        at.slot_memory.get(), machine_.block_bytes,
+                                                        at.aliases_runs, at.alias_totals.get());
     const stw_status code = shown->reserve(blocks);
     if (code < 0) {
         return Status::error(code, "device %u has no fixed address of %s for %s: %s", at.device,

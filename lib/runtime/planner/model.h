@@ -3,8 +3,8 @@
 // the room that is left for them. A copy: whoever has it holds no lock.
 #pragma once
 
-#include "lib/schedule/machine.h"
-#include "lib/schedule/step.h"
+#include "lib/schedule/replay/machine.h"
+#include "lib/schedule/trace/step.h"
 
 namespace stepwell {
 

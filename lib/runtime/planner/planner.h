@@ -5,7 +5,7 @@
 
 #include "lib/observe/step_stats.h"
 #include "lib/runtime/planner/model.h"
-#include "lib/schedule/plan.h"
+#include "lib/schedule/plan/plan.h"
 
 #include <pthread.h>
 

@@ -10,7 +10,7 @@
 #include "lib/runtime/planner/model.h"
 #include "lib/runtime/recording/phase.h"
 #include "lib/runtime/recording/recorder.h"
-#include "lib/schedule/advice.h"
+#include "lib/schedule/advice/advice.h"
 
 #include <algorithm>
 #include <cstring>

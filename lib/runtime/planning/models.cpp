@@ -10,7 +10,7 @@
 #include "lib/runtime/planner/model.h"
 #include "lib/runtime/recording/phase.h"
 #include "lib/runtime/recording/recorder.h"
-#include "lib/schedule/completed.h"
+#include "lib/schedule/trace/completed.h"
 
 #include <algorithm>
 #include <unordered_map>

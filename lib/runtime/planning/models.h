@@ -5,7 +5,7 @@
 #include "lib/runtime/dispatch/dispatcher.h"
 #include "lib/runtime/machine/machine.h"
 #include "lib/runtime/planner/model.h"
-#include "lib/schedule/trace.h"
+#include "lib/schedule/trace/trace.h"
 
 namespace stepwell {
 

@@ -4,8 +4,8 @@
 
 #include "lib/observe/step_stats.h"
 #include "lib/runtime/planner/asking.h"
-#include "lib/schedule/lookahead.h"
-#include "lib/schedule/plan.h"
+#include "lib/schedule/lookahead/lookahead.h"
+#include "lib/schedule/plan/plan.h"
 
 #include <memory>
 

@@ -227,9 +227,9 @@ Status TensorRegistry::create_one(const stw_tensor_spec &spec, stw_tensor **tens
     wanted.guarded = (spec.flags & STW_TENSOR_NO_ADDRESS) == 0;
     if (spec.flags & STW_TENSOR_FIXED_ADDRESS) {
         STW_TRY(check_fixed_address(spec, sharding.get()));
-        wanted.no_packing =
-            machine_.touches || std::any_of(machine_.tiers.begin(), machine_.tiers.end(),
-                                            [](const memory::Tier &place) { return place.aliases; });
+        wanted.no_packing = machine_.touches ||
+                            std::any_of(machine_.tiers.begin(), machine_.tiers.end(),
+                                        [](const memory::Tier &place) { return place.aliases; });
     }
     STW_TRY(placement_.to_policy(spec.policy, spec.role, &wanted.policy));
     STW_TRY(restored_.check_durable(spec, wanted.policy));

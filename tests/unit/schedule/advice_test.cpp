@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Advice: given where another order moves less, with the bytes that a replay of it moves.
-#include "lib/schedule/advice.h"
+#include "lib/schedule/advice/advice.h"
 #include "tests/unit/schedule/training_fixture.h"
 
 namespace stepwell::schedule {

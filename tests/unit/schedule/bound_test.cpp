@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The lower bound against the best there is, found by trying everything, and against replays.
-#include "lib/schedule/bound.h"
-#include "lib/schedule/choose.h"
+#include "lib/schedule/plan/bound.h"
+#include "lib/schedule/plan/choose.h"
 #include "tests/unit/schedule/exhaustive.h"
 #include "tests/unit/schedule/replay_fixture.h"
 

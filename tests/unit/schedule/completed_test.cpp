@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a recording leaves out, put back: a replay has to be able to go through the step again and
 // again, and it costs what the program's step costs.
-#include "lib/schedule/completed.h"
-#include "lib/schedule/uses.h"
+#include "lib/schedule/trace/completed.h"
+#include "lib/schedule/trace/uses.h"
 #include "tests/unit/schedule/replay_fixture.h"
 
 namespace stepwell::schedule {

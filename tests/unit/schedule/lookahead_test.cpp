@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is proposed for prefetching, on a real core whose transfers a test ends by hand.
-#include "lib/schedule/lookahead.h"
+#include "lib/schedule/lookahead/lookahead.h"
 #include "tests/unit/residency/core_fixture.h"
 #include "tests/unit/schedule/time.h"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a plan gives, to the nanosecond: a program in virtual time over a disk that moves a block
 // in one millisecond, one after the other, the more urgent first. With trace and lookahead, or not.
-#include "lib/schedule/lookahead.h"
-#include "lib/schedule/trace.h"
+#include "lib/schedule/lookahead/lookahead.h"
+#include "lib/schedule/trace/trace.h"
 #include "tests/unit/residency/core_fixture.h"
 #include "tests/unit/schedule/time.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Claims about single policies and about the choice among them.
-#include "lib/schedule/choose.h"
+#include "lib/schedule/plan/choose.h"
 #include "tests/unit/schedule/replay_fixture.h"
 
 #include <random>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a replay brings ahead, as the runtime would: over a disk that moves a block in a
 // millisecond.
-#include "lib/schedule/ahead.h"
-#include "lib/schedule/choose.h"
+#include "lib/schedule/plan/choose.h"
+#include "lib/schedule/replay/ahead.h"
 #include "tests/unit/schedule/replay_fixture.h"
 
 namespace stepwell::schedule {

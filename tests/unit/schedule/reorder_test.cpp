@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Other orders of a step: what is found, and that no order is made which computes something else.
-#include "lib/schedule/reorder.h"
-#include "lib/schedule/weave.h"
+#include "lib/schedule/advice/reorder.h"
+#include "lib/schedule/advice/weave.h"
 #include "tests/unit/schedule/training_fixture.h"
 
 #include <algorithm>

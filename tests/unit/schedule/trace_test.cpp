@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Claims about what is recorded of a phase, and what it says of the future.
-#include "lib/schedule/trace.h"
+#include "lib/schedule/trace/trace.h"
 
 #include <gtest/gtest.h>
 

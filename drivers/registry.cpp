@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A list of const tables; nothing is registered at start-up. Modules are the dynamic loader's to
-// remember.
+// A list of const tables; nothing is registered at start-up. The dynamic loader keeps the list of
+// loaded modules.
 #include "drivers/registry.h"
 
 #include "drivers/aio/aio.h"
@@ -33,8 +33,8 @@ template <class Ops> const Ops *find(std::span<const Ops *const> drivers, const 
     return nullptr;
 }
 
-// What every kind of table begins with, and no more of a table than it has. `ops_out`: all of it,
-// at the size of this build.
+// Checks the beginning that all kinds of table have, reading no further than the table's size.
+// `ops_out`: the table at the size of this build.
 template <class Ops>
 stw_status read_table(const Ops *table, Ops *ops_out, stw_driver_error *error_out)
 {
@@ -67,7 +67,7 @@ stw_status missing(const char *name, stw_driver_error *error_out)
                 "The driver '%s' lacks an operation that every driver must have.", name);
 }
 
-// The group is the same in the tables of storage and memory.
+// The tables of storage and memory have the same group.
 template <class Ops>
 stw_status check_shrink(const Ops &ops, bool announced, stw_driver_error *error_out)
 {
@@ -101,7 +101,7 @@ stw_status check_one(const Ops &ops, uint64_t bit, const char *bit_name, bool pr
                 present ? "has" : "lacks");
 }
 
-// What the kinds of driver differ in here.
+// The differences between the kinds of driver.
 template <class Ops> struct Kind;
 template <> struct Kind<stw_storage_ops> {
     static constexpr const char *kName = "storage";
@@ -120,7 +120,7 @@ template <> struct Kind<stw_collective_ops> {
     static const stw_collective_ops *of(const Module &module) { return module.collective(); }
 };
 
-// A driver that said another name than it was asked by would be that one in logs and reports.
+// A driver with another name than the requested one would have that other name in logs and reports.
 template <class Ops>
 stw_status check_name(const Ops *ops, const std::string &name, const std::string &path,
                       stw_driver_error *error_out)
@@ -138,7 +138,7 @@ stw_status check_name(const Ops *ops, const std::string &name, const std::string
     return STW_OK;
 }
 
-// `name` is what was asked for: the driver's name or the path itself.
+// `name` as requested: the driver's name or the path itself.
 template <class Ops>
 stw_status load_driver(const std::string &name, const std::string &path, const Ops **ops_out,
                        stw_driver_error *error_out)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Drivers by name: those that are linked in, then modules. And the check that every table passes
-// before use.
+// Drivers by name, first those that are linked in, then modules; and the check of every table
+// before its use.
 #pragma once
 
 #include <stepwell/driver.h>
@@ -15,10 +15,10 @@ const stw_storage_ops *storage_driver(const char *name);
 const stw_memory_ops *memory_driver(const char *name);
 
 // The same, or the driver of a module: of libstepwell-<name>.so in `directory` (nullptr: where this
-// build has its modules), or of the file whose absolute path `name` is. No module stands in for a
-// driver that is linked in. One that was refused is unloaded again; one that was found stays loaded
-// for good. Any thread.
-// UNSUPPORTED: no such driver here. NOT_FOUND, PERMISSION, INVALID: a module that cannot be used.
+// build has its modules), or of the file whose absolute path `name` is. No module replaces a driver
+// that is linked in. A refused module is unloaded again; an accepted one stays loaded for the life
+// of the process. Any thread. UNSUPPORTED: no such driver here. NOT_FOUND, PERMISSION, INVALID: a
+// module that cannot be used.
 stw_status find_driver(const char *name, const stw_storage_ops **ops_out,
                        stw_driver_error *error_out, const char *directory = nullptr);
 stw_status find_driver(const char *name, const stw_memory_ops **ops_out,
@@ -30,8 +30,8 @@ stw_status find_driver(const char *name, const stw_collective_ops **ops_out,
 std::span<const stw_storage_ops *const> storage_drivers();
 std::span<const stw_memory_ops *const> memory_drivers();
 
-// OK, or INVALID with the sentence that says in what the table lies. It may be of an older or a
-// newer release with the same ABI; what find_driver gives has the size of this build.
+// OK, or INVALID with a sentence that names the inconsistency of the table. The table may be of an
+// older or a newer release with the same ABI; tables of find_driver have the size of this build.
 stw_status check(const stw_storage_ops *table, stw_driver_error *error_out);
 stw_status check(const stw_memory_ops *table, stw_driver_error *error_out);
 stw_status check(const stw_collective_ops *table, stw_driver_error *error_out);

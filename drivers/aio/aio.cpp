@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // libaio on one O_DIRECT file. Submit and poll may run on two threads: they share the stack of free
-// slots, under a lock that is never held across a system call. One eventfd ends every wait, for
-// completions and for wake alike. What a request is for is not known here.
+// slots, under a lock that is never held across a system call. One eventfd ends every wait, both
+// for completions and for wake.
 #include "drivers/aio/aio.h"
 
 #include "drivers/common/edge.h"
@@ -65,8 +65,9 @@ private:
     Descriptor event_;
     uint32_t queue_depth_ = 0;
     io_context_t context_ = nullptr;
-    // Counts what the kernel has. Its release and acquire also hand the caller's memory from the
-    // submitting thread to the polling one, which no lock does on the way through the kernel.
+    // Counts the requests that the kernel has. Its release and acquire also order the caller's
+    // memory between the submitting and the polling thread, as no lock does on the way through the
+    // kernel.
     std::atomic<uint32_t> in_flight_{0};
     std::atomic<bool> woken_{false};
     std::vector<iocb> slots_;
@@ -121,7 +122,7 @@ stw_status AioStorage::open(const stw_services *, const stw_storage_options &opt
     const FileRequest request = {kName,       options.path, options.bytes,      DirectIo::kRequired,
                                  allow_tmpfs, options.name, options.name_access};
     storage->queue_depth_ = queue_depth_of(options);
-    // The cheap refusal first: nothing is reserved on the disk for a queue that cannot be had.
+    // The cheap check first: no space is reserved for a queue that cannot be created.
     if (const stw_status status = storage->open_queue(options.path ? options.path : "", error_out))
         return status;
     const uint32_t depth = storage->queue_depth_;
@@ -134,7 +135,7 @@ stw_status AioStorage::open(const stw_services *, const stw_storage_options &opt
         storage->free_slots_.reserve(depth);
         for (iocb &slot : storage->slots_) storage->free_slots_.push_back(&slot);
     }
-    // The last that can fail: a file with a name would stay.
+    // The last step that can fail: after it a file with a name would stay.
     if (const stw_status status = StorageFile::open(request, &storage->file_, error_out))
         return status;
     *storage_out = std::move(storage);
@@ -152,7 +153,7 @@ uint32_t AioStorage::take_slots(uint32_t n)
     return taken;
 }
 
-// The kernel takes a prefix; a request it refuses is reported when it comes first.
+// The kernel accepts a prefix; it reports a refused request when that is the first one.
 uint32_t AioStorage::hand_over(uint32_t n, int *error_out)
 {
     uint32_t accepted = 0;
@@ -163,8 +164,8 @@ uint32_t AioStorage::hand_over(uint32_t n, int *error_out)
             accepted += static_cast<uint32_t>(result);
             continue;
         }
-        // A full queue empties itself; a kernel that is short of memory with nothing of ours in
-        // flight would be waited for in vain.
+        // A full queue drains; but if the kernel is short of memory and no request is in flight, a
+        // wait would never end.
         const bool others = in_flight_.load(std::memory_order_relaxed) > n - accepted;
         if (result != 0 && !(result == -EAGAIN && others)) *error_out = -result;
         break;
@@ -211,12 +212,13 @@ void AioStorage::give_slots(const io_event *events, uint32_t n)
     for (uint32_t i = 0; i < n; ++i) free_slots_.push_back(events[i].obj);
 }
 
-// Never waits. Every `res` is passed on: it is the only place where libaio reports an error.
+// Never waits. Every `res` is passed on: only there libaio reports errors of requests.
 uint32_t AioStorage::reap(stw_io_done *done, uint32_t capacity)
 {
     timespec now = {};
     const auto most = static_cast<long>(std::min(capacity, queue_depth_));
-    // io_getevents has a symbol version in the static libaio, which ours would have to carry on.
+    // io_getevents has a symbol version in the static libaio, which this library would have to
+    // export too.
     const int result = io_pgetevents(context_, 0, most, events_.data(), &now, nullptr);
     if (result <= 0) return 0;
     const auto n = static_cast<uint32_t>(result);
@@ -248,10 +250,10 @@ void AioStorage::wait_for_event(uint64_t wait_ns)
                            static_cast<long>(wait_ns % kSecond)};
     pollfd event = {event_.get(), POLLIN, 0};
     uint64_t count = 0;
-    // Emptied before the queue is looked at again, so that a completion between the two is seen.
+    // Cleared before the queue is checked again, so that a completion between the two is noticed.
     if (ppoll(&event, 1, &wait, nullptr) > 0 &&
         read(event_.get(), &count, sizeof count) != sizeof count)
-        return;  // another return of ours emptied it; the queue is looked at anyway
+        return;  // another poll has cleared it; the queue is checked anyway
 }
 
 uint32_t AioStorage::poll(stw_io_done *done, uint32_t capacity, uint64_t wait_ns)
@@ -278,7 +280,7 @@ void AioStorage::wake()
     [[maybe_unused]] const ssize_t written = write(event_.get(), &one, sizeof one);
 }
 
-// io_destroy cannot be given a time, so all must be back before it is called.
+// io_destroy has no timeout, so all requests must have completed before it is called.
 stw_status AioStorage::close(uint64_t wait_ns)
 {
     const Deadline deadline = Deadline::after(wait_ns);

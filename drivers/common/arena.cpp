@@ -78,7 +78,7 @@ stw_status reserve_arena(const char *driver, const stw_memory_options &options, 
                                 error_out);
     }
     char *base = arena.mapping.base();
-    // Pages under I/O must not become the child's when the program forks.
+    // A fork must not give pages under I/O to the child.
     madvise(base, bytes, MADV_DONTFORK);
     if (huge) {
         const std::string mode = read_text("/sys/kernel/mm/transparent_hugepage/enabled");
@@ -125,7 +125,7 @@ stw_status populate(const char *driver, char *base, uint64_t bytes, stw_driver_e
                 bytes_text(bytes).c_str(), driver);
 }
 
-// Locked pages go only when the kernel is asked in a way that older ones do not know.
+// Locked pages are given back only by a request that older kernels do not know.
 bool drop_pages(char *base, uint64_t bytes)
 {
     if (madvise(base, bytes, MADV_DONTNEED) == 0) return true;
@@ -190,7 +190,7 @@ ArenaMemory::~ArenaMemory()
     }
 }
 
-// Calls for different blocks come side by side.
+// Calls for different blocks run in parallel.
 void ArenaMemory::note_given(uint32_t first_block, uint32_t count, bool given)
 {
     if (populates) return;

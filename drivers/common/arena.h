@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranges of addresses and the memory of an arena: reserved, asked to be huge, populated at open or
-// as it is used. Which block is where is the driver's matter.
+// as it is used. The driver decides where each block is.
 #pragma once
 
 #include <stepwell/driver.h>
@@ -17,7 +17,7 @@ namespace stepwell::drivers {
 
 constexpr uint64_t kHugePageBytes = 2 << 20;
 
-// The one owner of a range of addresses, and of whatever is mapped in it.
+// Sole owner of a range of addresses and of all mappings in it.
 class Mapping {
 public:
     Mapping() = default;
@@ -52,7 +52,7 @@ struct Arena {
     std::string remark;
 };
 
-// Of a driver's memory: a block and a huge page both start at their own multiple.
+// The alignment of a driver's memory: blocks and huge pages start at multiples of their sizes.
 uint64_t arena_alignment(const stw_memory_options &options);
 // After an mmap failed, with the numbers of ulimit -v if there is one.
 stw_status refuse_addresses(stw_status status, uint64_t bytes, const char *whose,
@@ -64,7 +64,7 @@ stw_status reserve_arena(const char *driver, const stw_memory_options &options, 
 // Touches every page, so that no fault and no refusal comes later.
 stw_status populate_arena(const char *driver, const Arena &arena, stw_driver_error *error_out);
 
-// What a driver of such memory keeps beside its own, and says of it.
+// The arena of a driver of host memory, and what the driver reports of it.
 struct ArenaMemory {
     ArenaMemory() = default;
     ArenaMemory(const ArenaMemory &) = delete;
@@ -75,8 +75,8 @@ struct ArenaMemory {
     uint32_t block_bytes = 0;
     int32_t numa_node = -1;
     bool locked = false;
-    bool populates = true;                 // at open; else the kernel gives pages as they are used
-    std::atomic<uint64_t> moved_bytes{0};  // of blocks that lie outside of the arena
+    bool populates = true;                 // at open; else pages are allocated as they are used
+    std::atomic<uint64_t> moved_bytes{0};  // of blocks that are outside the arena
 
     // At the end of an open: populates, or counts what is not populated as owed.
     stw_status settle(const char *driver, stw_driver_error *error_out);
@@ -91,14 +91,14 @@ private:
     void note_given(uint32_t first_block, uint32_t count, bool given);
     uint64_t owed() const;
 
-    // Of those that are populated as they are used. Under one mutex for all of them.
+    // A list of arenas whose pages are allocated as they are used, under one mutex.
     ArenaMemory *next_ = nullptr;
     std::vector<bool> given_back_;  // by block
     uint64_t given_bytes_ = 0;
 };
 
-// What the arenas of this process reserved, and have not touched: MemAvailable and the cgroup count
-// it as free, and it is not.
+// Bytes that the arenas of this process have reserved and not touched. MemAvailable and the cgroup
+// count them as free, which they are not.
 uint64_t owed_bytes();
 
 void add_sentence(std::string *text, const std::string &sentence);

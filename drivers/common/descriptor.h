@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one owner of a file descriptor.
+// Sole owner of a file descriptor.
 #pragma once
 
 #include <utility>

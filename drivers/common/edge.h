@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every driver does at the edge of its table: error sentences, structs that grow, nothing
-// thrown into C, the services the core lends, and which requests are refused at submit.
+// Code that every driver needs at its C interface: error sentences, structs that grow, a guard
+// against exceptions, the library's services, and the check of requests at submit.
 #pragma once
 
 #include <stepwell/driver.h>
@@ -24,7 +24,7 @@ struct Numbers {
     uint64_t free_bytes = 0;
 };
 
-// Writes one sentence, with the errno behind it if there is one, and returns `status`.
+// Writes one sentence, followed by the errno if there is one, and returns `status`.
 [[gnu::format(printf, 4, 5)]] stw_status fail(stw_driver_error *error_out, stw_status status,
                                               Numbers numbers, const char *format, ...);
 
@@ -34,7 +34,7 @@ std::string bytes_text(uint64_t bytes);
 // Copies a sentence into a field of a struct, cut at its end.
 void copy_text(char *destination, size_t capacity, const std::string &text);
 
-// Services are copied: the core lends functions, not the struct.
+// Services are copied: the library lends the functions, not the struct.
 class Services {
 public:
     explicit Services(const stw_services *services)
@@ -79,7 +79,7 @@ try {
     return fail(error_out, STW_ERROR_INTERNAL, {}, "The driver failed in an unexpected way.");
 }
 
-// What `open` makes becomes the caller's, behind the handle of C; only a success writes it.
+// Passes the object that `open` makes to the caller as a C handle, written only on success.
 template <class Object, class Handle, class Open>
 stw_status open_handle(Handle **handle_out, stw_driver_error *error_out, Open &&open) noexcept
 {

@@ -6,7 +6,7 @@
 
 namespace stepwell::drivers {
 
-// Remembers the first that the library lacks.
+// Remembers the first function that the library lacks.
 class Functions {
 public:
     explicit Functions(void *handle) : handle_(handle) {}

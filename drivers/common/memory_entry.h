@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of a memory driver that is one arena of host memory. Copies and zeros are the CPU's;
-// what an open does beyond the checks is the driver's.
+// The table of a memory driver that is one arena of host memory. The CPU makes copies and zeros;
+// the driver defines what an open does after the checks.
 #pragma once
 
 #include <stepwell/driver.h>

@@ -6,7 +6,7 @@
 
 namespace stepwell::drivers {
 
-// Of a driver with several devices; which ones there are is its own to say.
+// For a driver with several devices, which checks their number itself.
 stw_status check_memory_size(const char *driver, const stw_memory_options *options,
                              stw_driver_error *error_out);
 // Of one that has device 0 alone. Its text may hold populate=0|1 where *populates is given, which

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A mutex and a condition that clang's thread-safety analysis understands, and a deadline that
-// cannot overflow. Drivers have their own, because they see nothing of lib/.
+// cannot overflow. Drivers have their own copy because they include nothing of lib/.
 #pragma once
 
 #include <chrono>
@@ -40,7 +40,7 @@ public:
     {
     }
     ~MutexLock() STW_DRIVER_ATTRIBUTE(release_capability()) { lock_.unlock(); }
-    // For a call that blocks; the caller may not touch what the mutex guards between the two.
+    // Around a call that blocks; between the two the caller may not use what the mutex guards.
     void pause() { lock_.unlock(); }
     void resume() { lock_.lock(); }
     MutexLock(const MutexLock &) = delete;
@@ -51,8 +51,8 @@ private:
     std::unique_lock<std::mutex> lock_;
 };
 
-// A point of the monotonic clock. It bounds waits of the kernel, so it is never the lent clock,
-// which a test may hold still.
+// A point of the monotonic clock. It bounds waits of the kernel, so it is never the library's
+// clock, which a test may stop.
 class Deadline {
 public:
     using Clock = std::chrono::steady_clock;

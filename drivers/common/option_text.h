@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The option text of a driver, "key=value;key=value", cut into its parts. Which keys exist is the
-// driver's matter; a key it does not know is refused, never skipped.
+// The option text of a driver, "key=value;key=value", cut into its parts. The driver defines the
+// keys; an unknown key is refused, never skipped.
 #pragma once
 
 #include <stepwell/driver.h>
@@ -24,7 +24,7 @@ bool parse_number(std::string_view text, uint64_t *value_out);
 bool parse_probability(std::string_view text, double *value_out);
 // "0" or "1".
 bool parse_switch(std::string_view text, bool *value_out);
-// INVALID; `known` says what the driver would have understood.
+// INVALID; `known` lists the keys that the driver has.
 stw_status unknown_option(const char *driver, const Option &option, const char *known,
                           stw_driver_error *error_out);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of a storage driver that is one class: every entry finds the object and passes the call
-// on. Open and close do what they do in every driver: refuse options of another build, throw
-// nothing into C, free the object only when nothing of it is in flight.
+// on. Open and close are the same for every driver: options of another build are refused, no
+// exception reaches C, and the object is freed only when no request is in flight.
 #pragma once
 
 #include <stepwell/driver.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Opens, checks and reserves a file of storage. Each step that can fail has its own sentence, and
-// none leaves anything in the directory: a new file gets its name last, when all of it is there.
+// none leaves anything in the directory: a new file gets its name last, when it is complete.
 #include "drivers/common/storage_file.h"
 
 #include "drivers/common/edge.h"
@@ -74,7 +74,7 @@ int create_new(int directory, const char *name)
                         RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS);
 }
 
-// For file systems without O_TMPFILE. The name lives for two system calls.
+// For file systems without O_TMPFILE. The name exists for two system calls.
 int create_and_unlink(int directory)
 {
     for (int attempt = 0; attempt < kNameTriesMax; ++attempt) {
@@ -131,7 +131,7 @@ uint64_t allocated_bytes(const struct stat &about)
     return static_cast<uint64_t>(about.st_blocks) * kUnit;
 }
 
-// A file without another name gives its space back when it is removed.
+// Bytes that are freed when the file is removed: none if it has another name.
 uint64_t freed_by_removal(const struct stat &about)
 {
     return about.st_nlink == 1 ? allocated_bytes(about) : 0;
@@ -210,8 +210,8 @@ stw_status StorageFile::look_at_file_system(const FileRequest &request, stw_driv
     return STW_OK;
 }
 
-// Past this limit the kernel sends SIGXFSZ, which ends the process, also where a write changes no
-// file's size.
+// Past this limit the kernel sends SIGXFSZ, which ends the process, even if a write does not change
+// the file's size.
 stw_status StorageFile::check_limit(const FileRequest &request, stw_driver_error *error_out) const
 {
     rlimit limit = {};
@@ -224,7 +224,7 @@ stw_status StorageFile::check_limit(const FileRequest &request, stw_driver_error
                 bytes_text(bytes_).c_str(), request.path, bytes_text(limit.rlim_cur).c_str());
 }
 
-// `freed_bytes` are those of a file that goes before this one comes.
+// `freed_bytes`: of a file that is removed before this one is made.
 stw_status StorageFile::check_room(const FileRequest &request, uint64_t freed_bytes,
                                    stw_driver_error *error_out) const
 {
@@ -269,7 +269,7 @@ stw_status StorageFile::create(const FileRequest &request, stw_driver_error *err
 }
 
 // Of memory, offset and length. At least the file system's block: ext4 orders writes of less than
-// a block behind all that is in flight, inside io_submit. False: O_DIRECT is refused.
+// a block after all that is in flight, inside io_submit. False: O_DIRECT is refused.
 bool StorageFile::read_alignment()
 {
     uint64_t alignment = kAlignmentDefault;
@@ -313,14 +313,14 @@ stw_status StorageFile::choose_direct(const FileRequest &request, stw_driver_err
     return STW_OK;
 }
 
-// All that is not reserved: of a new file all of it, of one that was there its holes.
+// Reserves what is not reserved yet: all of a new file, the holes of an existing one.
 stw_status StorageFile::reserve(const FileRequest &request, stw_driver_error *error_out)
 {
     struct stat about = {};
     fstat(file_.get(), &about);
     const int cause = allocate(file_.get(), 0, 0, bytes_);
     if (cause == 0) return STW_OK;
-    file_ = Descriptor();  // what was half reserved goes back before free space is read
+    file_ = Descriptor();  // partly reserved space is freed before free space is read
     const uint64_t free = free_bytes(directory_.get());
     const uint64_t needed = bytes_ - std::min(bytes_, allocated_bytes(about));
     const Numbers numbers = {cause, needed, free};
@@ -354,7 +354,7 @@ stw_status StorageFile::is_foreign(const FileRequest &request, stw_driver_error 
                 request.path, request.name);
 }
 
-// Of the open file description: the kernel holds it until the last I/O of a process that was killed
+// A lock of the open file description: the kernel holds it until the last I/O of a killed process
 // is over.
 stw_status StorageFile::take_lock(const FileRequest &request, stw_driver_error *error_out) const
 {
@@ -374,11 +374,12 @@ stw_status StorageFile::take_lock(const FileRequest &request, stw_driver_error *
                 file_system_.c_str(), request.path);
 }
 
-// What has the name, locked: a regular file of this user's that nobody else has open.
+// Opens and locks the file of that name: a regular file of this user that no other process has
+// open.
 stw_status StorageFile::take_named(const FileRequest &request, struct stat *about_out,
                                    stw_driver_error *error_out)
 {
-    // Looked at before it is opened, too: to open a FIFO or a device does something to it.
+    // Checked before it is opened as well: opening a FIFO or a device has effects.
     if (fstatat(directory_.get(), request.name, about_out, AT_SYMLINK_NOFOLLOW) == 0 &&
         !S_ISREG(about_out->st_mode))
         return is_foreign(request, error_out);
@@ -424,11 +425,11 @@ stw_status StorageFile::open_named(const FileRequest &request, stw_driver_error 
                     request.name);
     if (const stw_status status = check_limit(request, error_out)) return status;
     if (const stw_status status = choose_direct(request, error_out)) return status;
-    // Space that was given back is promised anew; one that copies on write promises none.
+    // Space that was given back is reserved anew; a file system that copies on write reserves none.
     return copy_on_write_ ? STW_OK : reserve(request, error_out);
 }
 
-// What another process has open stays, and so does what a new one would have no room for.
+// A file that another process has open stays, and so does one whose replacement would not fit.
 stw_status StorageFile::remove_named(const FileRequest &request, stw_driver_error *error_out)
 {
     struct stat about = {};
@@ -455,7 +456,7 @@ stw_status StorageFile::make(const FileRequest &request, stw_driver_error *error
     return STW_OK;
 }
 
-// Everything of a new file is there but its name.
+// A new file is complete except for its name.
 stw_status StorageFile::publish(const FileRequest &request, stw_driver_error *error_out) const
 {
     char self[64];

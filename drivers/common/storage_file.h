@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file in a directory of the user's, with its whole size promised by the file system. Without a
-// name it is gone with its descriptor, so a killed process leaves nothing behind; with one it
-// stays, and is locked while somebody has it open.
+// A file in a directory of the user, with its whole size reserved in the file system. Without a
+// name it is removed with its descriptor, so a killed process leaves nothing; with a name it stays,
+// and is locked while a process has it open.
 #pragma once
 
 #include <stepwell/driver.h>
@@ -74,7 +74,7 @@ private:
     uint64_t block_bytes_ = 0;  // of the file system
     bool direct_ = false;
     bool copy_on_write_ = false;
-    bool has_name_ = false;  // a new file, where it could not be made without
+    bool has_name_ = false;  // a new file that could not be made without one
     uint32_t alignment_bytes_ = 1;
     std::string file_system_;
     std::string remark_;

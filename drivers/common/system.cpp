@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads /proc and /sys. A file that is missing is a limit that does not exist here.
+// Reads /proc and /sys. A missing file means that there is no such limit.
 #include "drivers/common/system.h"
 
 #include "drivers/common/edge.h"
@@ -68,7 +68,7 @@ bool parse_cgroup_mount(std::string_view line, std::string_view controller, Cgro
     return true;
 }
 
-// Where /proc/self/cgroup puts this process in one hierarchy.
+// The cgroup of this process in one hierarchy, from /proc/self/cgroup.
 std::optional<std::string> own_cgroup(std::string_view text, std::string_view controller,
                                       bool version2)
 {
@@ -82,7 +82,7 @@ std::optional<std::string> own_cgroup(std::string_view text, std::string_view co
     return std::nullopt;
 }
 
-// Page cache that nobody used lately is given back before anybody is killed, so it counts as room.
+// The kernel reclaims inactive page cache before it kills a process, so it counts as free.
 void look_at_cgroup(const std::string &directory, const CgroupFiles &files, MemoryRoom *room)
 {
     const auto limit = read_number(directory + "/" + files.limit);
@@ -122,12 +122,12 @@ void look_at_quota(const std::string &directory, bool version2, ProcessorRoom *r
     if (room->cores == 0 || cores < room->cores) *room = {cores, directory};
 }
 
-// Calls look(directory, version2) for a cgroup and all above it, whose limits bind too.
+// Calls look(directory, version2) for a cgroup and its ancestors, whose limits apply as well.
 template <class Look>
 void look_at_hierarchy(const std::string &root, const CgroupMount &mount, std::string cgroup,
                        Look &&look)
 {
-    if (mount.root != "/") {  // in a container the mount shows a part of the tree
+    if (mount.root != "/") {  // in a container the mount is a part of the tree
         const bool inside = cgroup.starts_with(mount.root) && (cgroup.size() == mount.root.size() ||
                                                                cgroup[mount.root.size()] == '/');
         cgroup.erase(0, inside ? mount.root.size() : cgroup.size());

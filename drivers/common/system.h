@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernel says about its limits: numbers under /proc and /sys, and how much memory this
-// process may still have. Read at open only.
+// Limits of the kernel: numbers under /proc and /sys, and how much memory this process may still
+// use. Read at open only.
 #pragma once
 
 #include <stepwell/driver.h>
@@ -25,10 +25,10 @@ struct MemoryRoom {
     uint64_t owed_bytes = 0;  // of `bytes`, what open tiers of this process have not touched yet
 };
 
-// `root` is put before /proc and /sys, so that a test can show another machine.
+// `root` is put before /proc and /sys, so that a test can provide another machine.
 MemoryRoom memory_room(const std::string &root = "");
 
-// What this process may still map under RLIMIT_AS (ulimit -v).
+// Bytes that this process may still map under RLIMIT_AS (ulimit -v).
 struct AddressRoom {
     uint64_t limit_bytes = UINT64_MAX;  // none
     uint64_t used_bytes = 0;
@@ -43,7 +43,7 @@ AddressRoom address_room(const std::string &root = "");
 // For a sentence: " (ulimit -v is 4.0 GiB = 1.0 GiB in use + 3.0 GiB left)".
 std::string address_text(const AddressRoom &room);
 
-// What a cgroup leaves this process of the processors: 1.5 for a quota of 150 ms in each 100 ms.
+// The processors that the cgroups of this process allow: 1.5 for a quota of 150 ms per 100 ms.
 struct ProcessorRoom {
     double cores = 0;    // 0: no cgroup has a limit
     std::string cgroup;  // the directory of the tightest one

@@ -14,7 +14,7 @@ std::optional<uint64_t> AddressSpace::reserve(uint64_t bytes)
     for (auto hole = free_.begin(); hole != free_.end(); ++hole) {
         if (hole->second < bytes) continue;
         const uint64_t offset = hole->first;
-        reserved_.emplace(offset, bytes);  // first: it may find no memory, and nothing is lost then
+        reserved_.emplace(offset, bytes);  // first: if it throws, nothing has changed
         if (hole->second == bytes) {
             free_.erase(hole);
         } else {

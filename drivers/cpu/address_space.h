@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which part of a range of addresses belongs to which reservation: offsets only, no system call.
-// First fit, free neighbours are joined. Not on a hot path: a tensor reserves once in its life.
+// First fit, free neighbours are joined. Not on a hot path: a tensor reserves once.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The move of one block. Its pages go from one address to another; the address they leave stays
-// mapped without access all the while, so that no other thread's mmap can land there.
+// The move of one block. Its pages move from one address to another; the old address stays mapped
+// without access, so that no mmap of another thread can use it.
 #include "drivers/cpu/block_map.h"
 
 #include <algorithm>
@@ -28,16 +28,16 @@ BlockMap::BlockMap(const Mapping &arena, Mapping addresses, uint32_t block_bytes
         occupants_.reset(static_cast<uint32_t *>(std::calloc(places, sizeof(uint32_t))));
 }
 
-// In the arena each block may differ from its neighbours, present or gone. Among the addresses each
-// block has a mapping of its own (its pages keep their old offsets, so neighbours do not merge) and
-// at most one gap behind it.
+// In the arena each block may differ from its neighbours, present or moved. At tensors' addresses
+// each block has its own mapping (its pages keep their old offsets, so neighbours do not merge) and
+// at most one gap after it.
 uint64_t BlockMap::mappings_max(uint64_t blocks, uint64_t address_blocks)
 {
     return blocks + std::min(address_blocks, 2 * blocks + 1);
 }
 
-// Without access first: a thread that still uses the old address faults there, instead of finding
-// fresh zeros in pages that it would then lose.
+// Access is removed first: a thread that still uses the old address faults, instead of reading
+// zeros from new pages or losing writes to them.
 stw_status BlockMap::move(char *from, char *to, int protection) const
 {
     if (mprotect(from, block_bytes_, PROT_NONE) != 0) return STW_ERROR_LIMIT;
@@ -48,7 +48,8 @@ stw_status BlockMap::move(char *from, char *to, int protection) const
         return limit ? STW_ERROR_LIMIT : STW_ERROR_UNSUPPORTED;
     }
     if (mprotect(to, block_bytes_, protection) == 0) return STW_OK;
-    // The last mapping was one too many: back, so that the tables stay true.
+    // The last mapping exceeded the limit: the block is moved back, so that the table stays
+    // correct.
     mremap(to, block_bytes_, block_bytes_, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, from);
     mprotect(from, block_bytes_, PROT_READ | PROT_WRITE);
     return STW_ERROR_LIMIT;
@@ -63,8 +64,8 @@ stw_status BlockMap::send_home(uint32_t block)
     read_only_[block] = false;
     occupants_[place_of(from)] = 0;
     *moved_bytes_ -= block_bytes_;
-    // What the move left behind merges with nothing; a fresh reservation merges with its
-    // neighbours, so the number of mappings comes down again. If this fails, it is only one more.
+    // The mapping left by the move merges with no neighbour; a new reservation does, which reduces
+    // the number of mappings again. A failure costs one mapping.
     [[maybe_unused]] void *same =
         mmap(from, block_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
              -1, 0);
@@ -117,7 +118,7 @@ stw_status BlockMap::map(uint32_t block, void *address, bool writable)
     if (!space_.is_reserved(offset, block_bytes_)) return STW_ERROR_INVALID;
     const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
     if (where_[block] == to) {
-        // A mapping of its own, so no limit is in the way.
+        // The block is a mapping already, so no limit applies.
         if (read_only_[block] == writable && mprotect(to, block_bytes_, protection) != 0)
             return STW_ERROR_LIMIT;
         read_only_[block] = !writable;
@@ -126,7 +127,7 @@ stw_status BlockMap::map(uint32_t block, void *address, bool writable)
     const uint32_t occupant = occupants_[place_of(to)];
     if (occupant != 0)
         if (const stw_status status = send_home(occupant - 1)) return status;
-    // Through its home when it is at another address: the arena never loses a mapping of its own.
+    // Moved through its home if it is at another address: the arena never loses a mapping.
     if (const stw_status status = send_home(block)) return status;
     if (const stw_status status = move(home_of(block), to, protection)) return status;
     where_[block] = to;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where each block of the cpu arena is: at home, or at an address of a tensor's own. Moves pages
-// between the two without copying. Any thread; one lock, held across three short system calls.
+// Where each block of the cpu arena is: at home, or at a tensor's own address. Moves pages between
+// the two without copying. Any thread; one lock, held across three short system calls.
 #pragma once
 
 #include <stepwell/driver.h>
@@ -19,8 +19,8 @@ namespace stepwell::drivers {
 
 class BlockMap {
 public:
-    // `arena` is the caller's and outlives this. `addresses` is a range of PROT_NONE.
-    // *moved_bytes is what lies at addresses.
+    // `arena` belongs to the caller and outlives this. `addresses` is a range of PROT_NONE.
+    // *moved_bytes: bytes of the blocks that are at tensors' addresses.
     BlockMap(const Mapping &arena, Mapping addresses, uint32_t block_bytes,
              std::atomic<uint64_t> *moved_bytes);
     // False: no memory for the table.
@@ -28,11 +28,11 @@ public:
 
     stw_status reserve_address(uint64_t bytes, void **address_out);
     stw_status release_address(void *address, uint64_t bytes);
-    // To be read, and written if said so; of a block that is there the access changes.
+    // Readable, and writable if `writable`; changes the access of a block that is there already.
     stw_status map(uint32_t block, void *address, bool writable);
     stw_status home(uint32_t block);
 
-    // The most mappings that `blocks` blocks in `address_blocks` places can come to.
+    // The largest number of mappings of `blocks` blocks in `address_blocks` places.
     static uint64_t mappings_max(uint64_t blocks, uint64_t address_blocks);
 
 private:

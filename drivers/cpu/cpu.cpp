@@ -34,7 +34,7 @@ struct CpuDiscreteMemory : ArenaMemory {
     stw_status open(const stw_memory_options &options, stw_driver_error *error_out);
 };
 
-// Half of vm.max_map_count is the program's: its libraries, threads and allocator map too.
+// Half of vm.max_map_count is left to the program: libraries, threads and its allocator map too.
 stw_status check_mappings(uint64_t blocks, uint64_t address_blocks, stw_driver_error *error_out)
 {
     const uint64_t most = read_number("/proc/sys/vm/max_map_count").value_or(kMapCountDefault);

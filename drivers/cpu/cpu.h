@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The memory drivers of a device tier on a machine without a device. "cpu" moves blocks to a
-// tensor's own address; "cpu-discrete" is a plain arena that the core treats as behind a bus.
+// tensor's own address; "cpu-discrete" is a plain arena that the core treats as a device behind a
+// bus.
 #pragma once
 
 #include <stepwell/driver.h>

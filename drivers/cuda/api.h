@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is used of the CUDA driver API (NVIDIA CUDA Driver API reference), declared here so that no
-// toolkit is needed to build: its functions, by the names that its library exports.
+// The functions of the CUDA driver API (NVIDIA CUDA Driver API reference) that the module calls, by
+// the names that its library exports. They are declared here so that no toolkit is needed to build.
 #pragma once
 
 #include <cstddef>
@@ -59,14 +59,14 @@ struct CopyAttributes {  // CUmemcpyAttributes, its two CUmemLocation as they ar
     unsigned flags;
 };
 
-// What failed last on this thread.
+// The last failed call of this thread.
 struct Failure {
     const char *call = "";
     int code = 0;
 };
 Failure &last_failure();
 
-// A function of the driver; where it fails, that is kept with its name.
+// A function of the driver. A failure is recorded with its name.
 template <class Signature> struct Function;
 template <class... Arguments> struct Function<int(Arguments...)> {
     int operator()(Arguments... arguments) const
@@ -130,7 +130,7 @@ struct Api {
         launch;
 };
 
-// Several copies in one call, in the two forms that there are; null in a driver that is older.
+// Several copies in one call, in the two existing forms; null if the driver is older.
 struct BatchApi {
     // From CUDA 12.8 on.
     Function<int(Address *to, Address *from, size_t *bytes, size_t count,

@@ -40,7 +40,7 @@ stw_status Arena::open_shared(const stw_memory_options &options, int node,
     return STW_OK;
 }
 
-// Asked once; where the answer is no, the remark says what is lost.
+// Asked once; if the device cannot, the remark names the consequences.
 bool Arena::can_map()
 {
     const MappingApi &api = mapping();
@@ -69,7 +69,7 @@ bool Arena::can_map()
     return false;
 }
 
-// What CUDA gives is aligned as it likes, which for large memory is more than a block.
+// CUDA aligns an allocation as it likes, which for a large one is more than a block.
 int Arena::open_plain()
 {
     const Api &api = context_.api();
@@ -82,7 +82,7 @@ int Arena::open_plain()
     return kSuccess;
 }
 
-// What is too much is refused before thousands of handles are made.
+// A size that is too large is refused before thousands of handles are made.
 int Arena::open_mapped()
 {
     size_t free_bytes = 0;
@@ -119,7 +119,8 @@ uint64_t Arena::largest_piece() const
     return pieces_ == Pieces::kOne ? bytes_ : std::max(kLargestPiece, block_bytes_);
 }
 
-// Of the largest size first; what is left at the end is cut into halves of it, from the largest on.
+// Pieces of the largest size come first; the rest is cut into halves of that size, the larger ones
+// first.
 Arena::Piece Arena::piece_of(uint32_t block) const
 {
     const auto all = static_cast<uint32_t>(bytes_ / block_bytes_);
@@ -153,7 +154,7 @@ int Arena::create(uint64_t bytes, MemoryHandle *handle_out)
     return error;
 }
 
-// A device that is lost takes nothing back, and its memory goes with the context.
+// A lost device takes nothing back; its memory is freed with the context.
 Arena::~Arena()
 {
     if (allocated_ != 0) context_.api().memory_free(allocated_);
@@ -191,7 +192,7 @@ bool Arena::in_range(uint32_t first, uint32_t count) const
     return count > 0 && first < blocks && count <= blocks - first;
 }
 
-// The library has told the copies to come behind whatever still uses the blocks.
+// The library has ordered the copies after all work that still uses the blocks.
 stw_status Arena::await_copies()
 {
     Copies::Fence fence(context_);

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory of one device that is ours: blocks at a range of addresses that never moves. Where the
-// device can place memory at addresses, each block has a handle of its own, so that the memory
-// behind it can go back and come again, or, where it is to be permanent, there are as few handles
-// as can be; else all of it is one allocation that stays. Of a device that shares the host's memory
-// it is that.
-// Inside a Scope; any thread, several at once for different blocks.
+// The memory that the library has on one device: blocks at a range of addresses that never moves.
+// If the device can place memory at chosen addresses, each block has its own handle, so that its
+// memory can be decommitted and recommitted; a permanent arena has as few handles as possible.
+// Otherwise the arena is one permanent allocation. On a device that shares the host's memory it is
+// host memory. Inside a Scope; any thread, several at once for different blocks.
 #pragma once
 
 #include <stepwell/driver.h>
@@ -24,7 +23,7 @@ public:
     Arena(const Context &context, Copies &copies) : context_(context), copies_(copies) {}
     Arena(const Arena &) = delete;
     Arena &operator=(const Arena &) = delete;
-    ~Arena();  // nothing uses it any more
+    ~Arena();  // no work uses it any more
 
     int open(uint64_t bytes, uint64_t block_bytes, Pieces pieces);  // CUDA's error
     stw_status open_shared(const stw_memory_options &options, int node,
@@ -38,13 +37,13 @@ public:
     uint64_t bytes() const { return bytes_; }
     uint64_t block_bytes() const { return block_bytes_; }
     bool in_range(uint32_t first, uint32_t count) const;
-    // Its memory can be seen at other addresses too.
+    // Its memory can be mapped at other addresses too.
     bool is_mapped() const { return reserved_ != 0; }
-    // In large handles, where they can be seen at other addresses; nothing is given back.
+    // In large handles, if they can be mapped at other addresses; nothing is given back.
     bool is_permanent() const { return pieces_ != Pieces::kBlocks && is_mapped(); }
     bool stays() const { return !shared_ && (pieces_ != Pieces::kBlocks || reserved_ == 0); }
     bool is_one_handle() const { return pieces_ == Pieces::kOne && stays(); }
-    // The blocks of one handle: they are mapped together.
+    // The blocks of one handle, which are mapped together.
     struct Piece {
         uint32_t first = 0;
         uint32_t blocks = 1;
@@ -58,8 +57,8 @@ public:
     const std::string &remark() const { return remark_; }
     void add_remark(const std::string &sentence) { add_sentence(&remark_, sentence); }
 
-    // Waits for the copies that were begun and what they come behind, a second at most: TIMEOUT,
-    // and nothing has changed.
+    // Waits, a second at most, for the copies that were started and for the work that they are
+    // ordered after. TIMEOUT: nothing has changed.
     stw_status give_back(uint32_t first, uint32_t count);
     stw_status take_back(uint32_t first, uint32_t count, stw_driver_error *error_out);
 

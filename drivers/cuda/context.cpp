@@ -32,7 +32,7 @@ stw_status Context::open(int ordinal, stw_driver_error *error_out)
                 library_.text(error).c_str());
 }
 
-// Drivers before CUDA 12.2 do not know the attribute; the kernel knows where the device sits.
+// Drivers before CUDA 12.2 do not know the attribute; the kernel knows the device's node.
 int Context::numa_node() const
 {
     int node = -1;

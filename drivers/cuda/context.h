@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The primary context of one device, which frameworks use too. Calls are made inside a Scope, which
-// makes it current and gives the thread its own back.
+// makes the context current and restores the thread's own one.
 //
 // While a thread of the program records a graph, CUDA refuses event queries, waits, registrations
 // and mappings to every thread, and the graph is lost. A thread in the
@@ -51,7 +51,7 @@ public:
             ContextHandle mine = nullptr;
             if (error_ == kSuccess) context_.api().context_pop(&mine);
         }
-        // CUDA's, where the context is not current; nothing may be called then.
+        // CUDA's error if the context could not be made current; nothing may be called then.
         int error() const { return error_; }
 
     private:
@@ -60,21 +60,22 @@ public:
         const int error_;
     };
 
-    // UNSUPPORTED: no such device. BUSY: another process has it for itself.
+    // UNSUPPORTED: no such device. BUSY: another process has exclusive use of it.
     stw_status open(int ordinal, stw_driver_error *error_out);
 
     const Library &library() const { return library_; }
     const Api &api() const { return library_.api; }
     ContextHandle handle() const { return handle_; }
     int device() const { return device_; }
-    // Into a graph: an event on it would draw others into that. Inside a Scope.
+    // Whether the stream records into a graph: an event on it would draw other streams into that
+    // graph. Inside a Scope.
     bool captures(StreamHandle stream) const
     {
         int status = 0;
         const int error = api().stream_is_capturing(stream, &status);
         return error == kCaptureImplicit || (error == kSuccess && status != 0);
     }
-    // The host's that is nearest; -1: not known.
+    // The nearest NUMA node of the host; -1: unknown.
     int numa_node() const;
 
 private:

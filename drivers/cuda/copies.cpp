@@ -8,7 +8,8 @@ namespace stepwell::drivers::cuda {
 namespace {
 
 constexpr uint32_t kAtOnce = 64;  // copies of one call
-// On the average, for one call to cost less than one for each: a large copy hides its own.
+// Average size up to which one call costs less than a call for each: a large copy hides the cost of
+// its own.
 constexpr uint64_t kSmallBytes = 512 << 10;
 
 bool are_small(const stw_memory_copy *copies, uint32_t n)
@@ -32,7 +33,7 @@ int Copies::open()
     for (Lane *lane : {&in_, &out_})
         if (error == kSuccess)
             error = context_.api().stream_create(&lane->stream, kStreamNonBlocking);
-    // A batch names host memory by addresses of the device's, which may not be the host's.
+    // A batch names host memory by device addresses, which may differ from the host's.
     int same = 0;
     const BatchApi &batch = context_.library().batch;
     const int asked = context_.api().device_attribute(&same, kHostPointers, context_.device());
@@ -45,7 +46,7 @@ template <class Enqueue> int Copies::run(Lane &lane, uint64_t *mark_out, Enqueue
     const MutexLock lock(lane.mutex);
     int error = enqueue(lane.stream);
     if (error != kSuccess) return error;
-    // Nobody could wait for what was enqueued, so it ends here.
+    // Without a mark no caller could wait for the copy, so it is waited for here.
     error = marks_.make_own(lane.stream, mark_out);
     if (error != kSuccess) context_.api().stream_synchronize(lane.stream);
     return error;
@@ -91,8 +92,8 @@ int Copies::several(bool up, const stw_memory_copy *copies, uint32_t n, uint64_t
     return error;
 }
 
-// A driver that has the call may still not do it for this memory, and says so by either code. Then
-// it is not asked again; what a batch did in spite of it is done twice, in order.
+// A driver that exports the call may still refuse it for this memory, with either code. It is not
+// asked again then; copies that the failed batch did make are made twice, in order.
 int Copies::enqueue(bool up, StreamHandle stream, const stw_memory_copy *copies, uint32_t n)
 {
     const BatchApi &api = context_.library().batch;

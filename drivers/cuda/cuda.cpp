@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory driver over the CUDA driver API, as a module: the table, and nothing thrown into C.
+// The memory driver over the CUDA driver API, as a module: the table of functions, none of which
+// throws into C.
 #include "drivers/common/edge.h"
 #include "drivers/common/memory_options.h"
 #include "drivers/cuda/memory.h"

@@ -16,7 +16,7 @@ constexpr int kVersionIds = 12000;
 constexpr int kVersionBatch = 12080;
 constexpr int kVersionBatch2 = 13000;
 
-// What failed() was told of last, on this thread.
+// The last error given to failed() on this thread.
 Failure &last_told()
 {
     thread_local Failure told;
@@ -37,7 +37,7 @@ private:
     Functions functions_;
 };
 
-// What cuda.h calls without a suffix is the version of it that is named here.
+// Names without a suffix in cuda.h mean the versions named here.
 const char *take(void *handle, Api *api)
 {
     Take take(handle);
@@ -84,7 +84,7 @@ const char *take(void *handle, Api *api)
     return take.lacks();
 }
 
-// What came with CUDA 10.2; its absence is no error.
+// Functions of CUDA 10.2; a driver without them is no error.
 void take(void *handle, MappingApi *api)
 {
     Take take(handle);
@@ -100,7 +100,8 @@ void take(void *handle, MappingApi *api)
     api->there = take.lacks() == nullptr;
 }
 
-// Their absence is no error. A library may export what its driver does not do yet.
+// A driver without them is no error. A library may export a function that its driver does not
+// implement yet.
 void take_later(void *handle, Library *library)
 {
     Take take(handle);
@@ -144,7 +145,7 @@ stw_status Library::failed(int error) const
     if (status == STW_OK) return status;
     const Failure &failure = last_failure();
     last_told() = failure.code == error ? failure : Failure{"The module", error};
-    // What is asked for again, and is no fault of anybody's.
+    // The call will be tried again: not a failure.
     if (status != STW_ERROR_BUSY) failures->note(last_told(), why());
     return status;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA driver, loaded when a device is opened, so that the module loads anywhere.
+// The CUDA driver, loaded when a device is opened, so that the module itself loads on any machine.
 #pragma once
 
 #include <stepwell/driver.h>
@@ -16,7 +16,7 @@
 
 namespace stepwell::drivers::cuda {
 
-// Failures of calls, each call and code once, until somebody asks for them. Any thread.
+// Failed calls that are still to be logged, each function and code once. Any thread.
 class Failures {
 public:
     void note(const Failure &failure, const std::string &sentence);
@@ -37,17 +37,17 @@ struct Library {
 
     // "CUDA_ERROR_OUT_OF_MEMORY (2, out of memory)"
     std::string text(int error) const;
-    // What of ours a failure is.
+    // The status for an error of CUDA.
     static stw_status status_of(int error);
-    // As that, where no sentence goes with it: it can be asked for.
+    // The same, for callers that return no sentence: why() has it.
     stw_status failed(int error) const;
-    // "cuEventRecord returned CUDA_ERROR_...": what failed() was told of last on this thread.
+    // "cuEventRecord returned CUDA_ERROR_...": the last error given to failed() on this thread.
     std::string why() const;
 
     std::unique_ptr<Failures> failures = std::make_unique<Failures>();
 };
 
-// It stays loaded. UNSUPPORTED: it is absent, too old, or shows no device.
+// The driver stays loaded. UNSUPPORTED: it is absent or too old, or has no device.
 stw_status load(Library *library_out, stw_driver_error *error_out);
 
 }  // namespace stepwell::drivers::cuda

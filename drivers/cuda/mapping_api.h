@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is used of the CUDA driver API to place memory at addresses of our choice. A driver that
-// lacks any of it has none of it.
+// The functions of the CUDA driver API that place memory at chosen addresses. A driver that lacks
+// one of them is treated as lacking all.
 #pragma once
 
 #include "drivers/cuda/api.h"

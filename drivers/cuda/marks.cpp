@@ -11,7 +11,7 @@ namespace stepwell::drivers::cuda {
 
 namespace {
 
-constexpr uint64_t kCaptureNs = 1'000'000'000;  // that a wait lasts for the end of a capture
+constexpr uint64_t kCaptureNs = 1'000'000'000;  // longest wait for the end of a capture
 constexpr auto kAskEvery = std::chrono::microseconds(200);
 
 }  // namespace
@@ -25,7 +25,7 @@ Marks::~Marks()
 
 // ------------------------------------------------------------------------------------ streams ----
 
-// The default stream of a thread is another one in each, by the same handle.
+// One handle means the default stream of the calling thread, another stream in each thread.
 Marks::OfStream *Marks::find(StreamHandle stream, uint64_t id, uint64_t *number_out)
 {
     for (size_t i = 0; i < streams_.size(); ++i) {
@@ -72,9 +72,9 @@ int Marks::identify(StreamHandle stream, uint64_t *number_out, MutexLock &lock)
     return kSuccess;
 }
 
-// Of a stream that was destroyed and not forgotten. Where any stream of the device records a graph,
-// CUDA refuses that and ends the capture as an error; which one does it does not say, and to ask
-// others that may be destroyed as well is no better.
+// For a stream that was destroyed and not forgotten. If any stream of the device records a graph,
+// CUDA refuses this call and invalidates the capture. CUDA does not say which stream records one,
+// and to query other streams, which may be destroyed as well, is no better.
 int Marks::await_device() const
 {
     return context_.api().context_synchronize();
@@ -100,8 +100,8 @@ int Marks::forget(StreamHandle stream)
 
 // -------------------------------------------------------------------------------------- marks ----
 
-// A capture may begin between question and record: what was recorded may belong to the graph then,
-// and counts for nothing.
+// A capture may begin between the query and the record: the record may belong to the graph then,
+// and is not used.
 int Marks::record(OfStream &of, MutexLock &lock)
 {
     const Api &api = context_.api();
@@ -112,8 +112,8 @@ int Marks::record(OfStream &of, MutexLock &lock)
         error = api.event_create(&event, kEventBlockingSync | kEventDisableTiming);
     if (error != kSuccess) return error;
     error = of.gone ? int{kInvalidHandle} : record_event(of, event, lock);
-    // Its work is not over for having been destroyed, and nothing else tells when it is. The event
-    // is of no record then, or of one that has passed, and a wait for it is none.
+    // The work of a destroyed stream may still run, and only a wait for the whole device covers it.
+    // After that the event has no record, or one that has passed, so a wait for it returns at once.
     if (error == kInvalidHandle || error == kContextIsDestroyed)
         error = await_device();
     else if (error == kSuccess && !of.own && context_.captures(of.stream))
@@ -152,7 +152,7 @@ int Marks::make_own(StreamHandle stream, uint64_t *mark_out)
     uint64_t number = 0;
     OfStream *of = find(stream, 0, &number);
     if (of == nullptr) of = take(stream, 0, &number);
-    // The handle was that of a stream of the program's.
+    // The handle belonged to a stream of the program.
     else if (!of->own && await_device() != kSuccess)
         return kInvalidHandle;
     of->own = true;
@@ -161,7 +161,7 @@ int Marks::make_own(StreamHandle stream, uint64_t *mark_out)
     return error;
 }
 
-// One whose event has been used again is older than the oldest that is kept, which will do.
+// A mark whose event was reused is older than the oldest kept mark, which is waited for instead.
 int Marks::event_of(uint64_t mark, EventHandle *event_out, MutexLock &lock)
 {
     const uint64_t number = mark >> kCountBits;
@@ -174,7 +174,7 @@ int Marks::event_of(uint64_t mark, EventHandle *event_out, MutexLock &lock)
         if (of.stream == nullptr) return kInvalidHandle;
         uint64_t same = number;
         if (const int error = identify(of.stream, &same, lock)) return error;
-        // Of another thread's default stream only that thread can do it.
+        // Only its own thread can record on a thread's default stream.
         if (same != number) return kCaptureUnsupported;
         if (const int error = record(of, lock)) return error;
     }
@@ -183,8 +183,8 @@ int Marks::event_of(uint64_t mark, EventHandle *event_out, MutexLock &lock)
     return kSuccess;
 }
 
-// An event that is recorded anew meanwhile is waited for up to the later mark. Nothing waits for
-// itself by that: what is enqueued waits only for what was enqueued before.
+// If the event is recorded anew meanwhile, the wait covers the later mark. That cannot be a
+// deadlock: enqueued work waits only for work that was enqueued before.
 int Marks::wait(StreamHandle stream, uint64_t mark)
 {
     EventHandle event = nullptr;

@@ -38,7 +38,8 @@ stw_status DeviceMemory::shares_host(const stw_memory_options &options, uint32_t
     return status;
 }
 
-// What is free is asked for the sentence alone: what others take, a framework say, is theirs.
+// Free memory is queried for the sentence only: other users of the device, a framework for example,
+// are left alone.
 stw_status DeviceMemory::take(const stw_memory_options &options, stw_driver_error *error_out)
 {
     const Context::Scope scope(*context_);
@@ -80,7 +81,8 @@ stw_status DeviceMemory::take_arena(const stw_memory_options &options, stw_drive
                 bytes_text(total_bytes).c_str(), library_.text(error).c_str());
 }
 
-// Work of the program may still use it: it ends first. A device that is lost has none.
+// Work of the program may still use the memory, so it is waited for. A lost device has no such
+// work.
 DeviceMemory::~DeviceMemory()
 {
     if (!context_ || context_->handle() == nullptr) return;

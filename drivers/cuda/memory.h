@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of one GPU: an arena of blocks, the copies of it, and who comes behind whom.
+// Memory of one GPU: an arena of blocks, its copies, and their order with the work of streams.
 #pragma once
 
 #include <stepwell/driver.h>
@@ -16,7 +16,7 @@ class DeviceMemory {
 public:
     static stw_status open(const stw_memory_options &options,
                            std::unique_ptr<DeviceMemory> *memory_out, stw_driver_error *error_out);
-    // Of one that open would take.
+    // For the arena that open would make with these options.
     static stw_status shares_host(const stw_memory_options &options, uint32_t *shares_out);
     ~DeviceMemory();
     DeviceMemory(const DeviceMemory &) = delete;

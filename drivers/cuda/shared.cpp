@@ -17,7 +17,7 @@ namespace {
 constexpr int kNodesMax = 1024;
 constexpr int kPreferred = 1;  // MPOL_PREFERRED
 
-// What an older driver does not know is 0.
+// An attribute that an older driver does not know is 0.
 int attribute(const Api &api, int device, int which)
 {
     int value = 0;
@@ -56,8 +56,8 @@ stw_status read_options(const stw_memory_options &options, Options *options_out,
     return STW_OK;
 }
 
-// A device that has memory of its own beside the host's, which is no NUMA node, would have an arena
-// in the host's memory: that is asked for, or not done.
+// On a device with memory of its own that is no NUMA node, a shared arena would be host memory:
+// only if requested.
 stw_status find_sharing(const Api &api, int device, Unified unified, Sharing *sharing_out,
                         stw_driver_error *error_out)
 {
@@ -82,8 +82,8 @@ stw_status find_sharing(const Api &api, int device, Unified unified, Sharing *sh
     return STW_OK;
 }
 
-// A preference: with a strict binding the kernel kills where the node is full. What it placed
-// elsewhere is found afterwards.
+// A preference: with a strict binding the kernel kills the process if the node is full. Pages
+// placed on another node are found afterwards.
 void SharedArena::bind()
 {
     if (node_ < 0 || node_ >= kNodesMax) return;
@@ -96,7 +96,7 @@ void SharedArena::bind()
         add_sentence(&memory_.arena.remark, "Binding to the device's NUMA node was refused.");
 }
 
-// Where the kernel does not tell, nothing is known to be wrong.
+// If the kernel does not say where pages are, no error is assumed.
 stw_status SharedArena::check_node(uint32_t first, uint32_t count,
                                    stw_driver_error *error_out) const
 {

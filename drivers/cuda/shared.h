@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Devices that reach the host's memory through its page tables, or have no other (GH200, GB10), and
-// an arena that device, CPU and drives all reach. It is memory of the system's: a drive reads into
-// it as into any other, which into memory that CUDA manages it cannot be counted on to do, and its
-// pages can go back. Where the device's memory is a NUMA node, they are of that node.
+// Devices that access host memory through its page tables, or have no memory of their own (GH200,
+// GB10), and an arena that device, CPU and drives all access. It is system memory: drives read into
+// it as into any other, which is not certain for memory that CUDA manages, and its pages can be
+// given back. If the device's memory is a NUMA node, the pages are of that node.
 #pragma once
 
 #include <stepwell/driver.h>
@@ -17,8 +17,9 @@ namespace stepwell::drivers::cuda {
 constexpr const char *kDriver = "cuda";
 
 enum class Unified : uint8_t { kAuto, kOn, kOff };
-// Of an arena whose memory can be placed: a handle for each block, which can go back
-// (arena=shrinks), few large ones (permanent), or one, which other ranks may know (registered).
+// Handles of an arena whose memory can be placed: one for each block, which can be given back
+// (arena=shrinks), few large ones (permanent), or a single one, which a group of ranks may register
+// (registered).
 enum class Pieces : uint8_t { kBlocks, kLarge, kOne };
 
 struct Options {
@@ -29,12 +30,12 @@ struct Options {
 struct Sharing {
     bool shares = false;
     int node = -1;       // of the device's own memory; -1: it has none
-    std::string remark;  // why not, where one might have thought so
+    std::string remark;  // why not, if the device could be expected to
 };
 
 stw_status read_options(const stw_memory_options &options, Options *options_out,
                         stw_driver_error *error_out);
-// Whether the arena is the CPU's too. UNSUPPORTED: it was asked for, and cannot be.
+// Whether the CPU accesses the arena too. UNSUPPORTED: requested, and impossible here.
 stw_status find_sharing(const Api &api, int device, Unified unified, Sharing *sharing_out,
                         stw_driver_error *error_out);
 

@@ -39,7 +39,7 @@ bool kernel_of(const stw_update_work &work, Kernel *kernel_out)
     }
 }
 
-// The kernels' argument is laid out as what the library gives.
+// The kernels' argument has the layout of the library's struct.
 static_assert(sizeof(Coefficients) == sizeof(stw_update_coefficients));
 static_assert(offsetof(Coefficients, correction2_sqrt) ==
                   offsetof(stw_update_coefficients, correction2_sqrt) &&
@@ -256,7 +256,8 @@ stw_status Updates::scan(const stw_scan_work &work, uint64_t *scan_out)
         free_scans_ = scans_[static_cast<size_t>(index)].next_free;
     }
     const int error = enqueue(work, scans_[static_cast<size_t>(index)]);
-    // What was enqueued of it may still write there, but only an error that stays comes to that.
+    // Enqueued parts of the scan may still write there, but only a permanent error of the device
+    // leads here.
     if (error != kSuccess) free_scan(index);
     *scan_out = static_cast<uint64_t>(index);
     return context_.library().failed(error);

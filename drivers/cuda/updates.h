@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Updates, sums and scans on one device: the kernels of the image, launched one behind the other on
-// a stream of our own. Nothing is waited for but the results of a scan.
+// Updates, sums and scans on one device: the kernels of the image, launched one after another on a
+// stream of the module. Only the results of a scan are waited for.
 #pragma once
 
 #include <stepwell/driver.h>
@@ -19,10 +19,10 @@ public:
     Updates(const Context &context, Marks &marks, uint64_t block_bytes);
     Updates(const Updates &) = delete;
     Updates &operator=(const Updates &) = delete;
-    ~Updates();  // inside a Scope; nothing is under way
+    ~Updates();  // inside a Scope; no work is in flight
 
-    // Once it has succeeded, always the same stream. Any thread, several at once, inside a Scope;
-    // so are the others, behind it.
+    // Always the same stream after the first success. Any thread, several at once, inside a Scope,
+    // as for the functions below, which are called after it.
     stw_status open(StreamHandle *stream_out, stw_driver_error *error_out);
     stw_status update(const stw_update_work &work);
     stw_status accumulate(const stw_accumulate_work &work);
@@ -31,10 +31,10 @@ public:
     stw_status scan_end(uint64_t scan, double *sums_out, stw_scan_result *result_out);
 
 private:
-    // Where one scan puts what it finds: sums of its runs, then their counts.
+    // The results of one scan: sums of its runs, then their counts.
     struct Scan {
         Address results = 0;
-        Address together = 0;           // a run that lies in two places
+        Address together = 0;           // a run that is split over two ranges
         unsigned char *seen = nullptr;  // the results, in host memory
         uint64_t runs = 0;
         uint64_t mark = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Wraps a storage driver and breaks what its script names. A lock guards the slots and the inner
-// driver's submit; poll waits in the inner driver, outside the lock. Nothing sleeps: a completion
-// that is delayed or throttled is held back until the lent clock says that its time has come.
+// Wraps a storage driver and injects the faults of its script. A lock guards the slots and the
+// inner driver's submit; poll waits in the inner driver, outside the lock. Nothing sleeps: a
+// delayed or throttled completion is held back until its time by the library's clock.
 #include "drivers/fault/fault.h"
 
 #include "drivers/common/edge.h"
@@ -19,7 +19,7 @@ namespace stepwell::drivers {
 namespace {
 
 constexpr uint64_t kCutUnitMin = 512;   // a device moves whole sectors
-constexpr uint64_t kSliceMin = 10'000;  // of waiting, so that a clock that stands still is no spin
+constexpr uint64_t kSliceMin = 10'000;  // of waiting, so that a stopped clock does not spin
 
 enum class Stage : uint8_t { kFree, kHung, kToSend, kSent, kHeld };
 
@@ -105,7 +105,7 @@ stw_status FaultStorage::open(const stw_services *services, const stw_storage_op
     inner.struct_size = sizeof inner;
     inner.options = script.inner_options().c_str();
     storage->inner_info_.struct_size = sizeof(stw_storage_info);
-    // All of ours is taken before the inner driver is opened: nothing can fail behind it.
+    // All memory is allocated before the inner driver is opened: nothing can fail after it.
     inner.queue_depth = queue_depth_of(options);
     storage->inner_done_.resize(inner.queue_depth);
     {
@@ -174,7 +174,7 @@ void FaultStorage::hold(Slot *slot, int64_t result)
     slot->order = order_++;
 }
 
-// What never reaches the inner driver is held at once; all else is sent to it.
+// Requests that never reach the inner driver are held at once; all others are sent to it.
 stw_status FaultStorage::send(Slot *slot, bool *sent_out)
 {
     *sent_out = true;
@@ -226,7 +226,7 @@ stw_status FaultStorage::accept(const stw_io &io, bool *accepted_out)
         slot->stage = Stage::kHung;
         *accepted_out = true;
     } else if (const stw_status status = send(slot, accepted_out); !*accepted_out) {
-        // Not taken: its number, its faults and its time are the next request's.
+        // Not accepted: the next request gets its number, faults and time.
         slot->stage = Stage::kFree;
         counts_ = before;
         device_free_ns_ = device_free_before_ns;
@@ -256,7 +256,7 @@ stw_status FaultStorage::submit(const stw_io *ios, uint32_t n, uint32_t *accepte
         }
     }
     *accepted_out = accepted;
-    // A poll that waits in the inner driver does not see what was held without it.
+    // A poll that waits in the inner driver does not notice requests held outside it.
     if (accepted > 0) ops_->wake(inner_);
     return status;
 }
@@ -265,7 +265,7 @@ void FaultStorage::finish(const stw_io_done &inner)
 {
     Slot *slot = &slots_[inner.tag];
     int64_t result = inner.result;
-    // A torn write says that all was written.
+    // A torn write reports success for all bytes.
     if (slot->plan.has(FaultKind::kTorn) && result == static_cast<int64_t>(slot->inner_bytes))
         result = static_cast<int64_t>(slot->io.bytes);
     if (slot->plan.has(FaultKind::kFlip) && result > 0) {
@@ -276,7 +276,8 @@ void FaultStorage::finish(const stw_io_done &inner)
     hold(slot, result);
 }
 
-// Waits in the inner driver and takes in what it has. What could not be sent goes first.
+// Waits in the inner driver and collects its completions. Requests that it did not accept before
+// are sent first.
 void FaultStorage::pump(uint64_t wait_ns)
 {
     {
@@ -293,7 +294,7 @@ void FaultStorage::pump(uint64_t wait_ns)
     for (uint32_t i = 0; i < n; ++i) finish(inner_done_[i]);
 }
 
-// Gives what is due, first held first, and how long until the next one is.
+// Returns the completions that are due, oldest first, and the time until the next one.
 uint32_t FaultStorage::take_due(stw_io_done *done, uint32_t capacity, uint64_t *wait_ns_out)
 {
     MutexLock lock(mutex_);
@@ -380,7 +381,7 @@ stw_status FaultStorage::take_back(uint64_t offset_bytes, uint64_t bytes,
     return ops_->take_back(inner_, offset_bytes, bytes, error_out);
 }
 
-// A completion that is held back is in flight to everyone outside.
+// A completion that is held back counts as in flight.
 uint32_t FaultStorage::unfinished()
 {
     MutexLock lock(mutex_);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The storage driver that breaks another one, by a seeded script. See fault/script.h for the
-// options it takes.
+// The storage driver that injects faults into another one, by a seeded script. See fault/script.h
+// for the options it takes.
 #pragma once
 
 #include <stepwell/driver.h>
@@ -11,9 +11,9 @@ namespace stepwell::drivers {
 
 extern const stw_storage_ops kFaultStorage;
 
-// Let every hung request go on to the inner driver, as a device does that comes back. Any thread.
+// Passes every hung request on to the inner driver, as a device that recovers. Any thread.
 void fault_release(stw_storage *storage);
-// What was injected so far. Any thread.
+// Counts of injected faults. Any thread.
 FaultCounts fault_counts(stw_storage *storage);
 
 }  // namespace stepwell::drivers

@@ -64,7 +64,7 @@ bool parse_direction(std::string_view text, Direction *direction_out)
     return true;
 }
 
-// Only what a rate can say too: a read is not torn, a flush does not hang.
+// The same kinds as rates have: a read is not torn, a flush does not hang.
 bool exists(FaultKind kind, Direction direction)
 {
     for (const RateKey &known : kRateKeys)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The script of the fault driver: which fault meets which request. Pure: a request's plan is a
+// The script of the fault driver: which request has which fault. Pure: a request's plan is a
 // function of the seed, its direction and its number in that direction, and of nothing else.
 //
 // Options, separated by ';' (N counts from 0, reads, writes and flushes each on their own):
@@ -12,7 +12,7 @@
 //                             hang, delay; may be given again and again
 //   throttle_bytes_per_s=B    the device moves no more than that
 //   open_enospc=1             open says that there is no space
-//   hang_until=close|release  who ends a hang: close (default) as well as fault_release, or only
+//   hang_until=close|release  ends of a hang: close (default) as well as fault_release, or only
 //                             the latter, and then close times out
 #pragma once
 
@@ -51,7 +51,7 @@ struct FaultCounts {
 enum class Direction : uint8_t { kRead, kWrite, kFlush, kSubmit };
 constexpr size_t kDirections = 4;
 
-// What happens to one request.
+// The faults of one request.
 struct FaultPlan {
     std::array<bool, kFaultKinds> has_kind = {};
     uint64_t delay_ns = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One range of host memory: huge pages, bound near the device or the thread that opens it, and
-// locked and populated where that is allowed. Nothing in it moves.
+// locked and populated if allowed. Nothing in it moves.
 #include "drivers/host/host.h"
 
 #include "drivers/common/arena.h"
@@ -20,8 +20,8 @@ namespace {
 
 class Topology {
 public:
-    // Nodes, processors, and the groups that nodes belong to: caches and devices cost time and
-    // memory that nobody reads, but without its group a node seems to be near every processor.
+    // Nodes, processors, and the groups that nodes belong to: caches and devices would cost time
+    // and memory and are not read, but without its group a node appears to be near every processor.
     bool load()
     {
         if (hwloc_topology_init(&topology_) != 0) return false;
@@ -53,7 +53,7 @@ struct HostMemory : ArenaMemory {
     stw_status open(const stw_memory_options &options, stw_driver_error *error_out);
 };
 
-// Those of the calling thread, where the wished one is not this machine's.
+// The nodes of the calling thread, if this machine does not have the requested one.
 bool nodes_near(hwloc_topology_t topology, uint32_t near_node, hwloc_bitmap_t nodes_out)
 {
     const bool there =
@@ -65,8 +65,8 @@ bool nodes_near(hwloc_topology_t topology, uint32_t near_node, hwloc_bitmap_t no
            hwloc_cpuset_to_nodeset(topology, cpus.get(), nodes_out) == 0;
 }
 
-// Before any page exists. A preference and no more: with a strict binding the kernel kills when
-// that node is full while others are not.
+// Before any page exists. Only a preference: with a strict binding the kernel kills the process if
+// that node is full, even if others are not.
 void bind_to_node(HostMemory *memory, uint32_t near_node)
 {
     Topology topology;
@@ -84,7 +84,7 @@ void bind_to_node(HostMemory *memory, uint32_t near_node)
     memory->numa_node = hwloc_bitmap_first(nodes.get());
 }
 
-// Where that is allowed; what is locked is populated too, and else pages come as they are used.
+// Locks the memory if allowed, which populates it; otherwise pages are allocated as they are used.
 // mlock2 and not mlock: sanitizers turn the latter into nothing.
 void lock_pages(HostMemory *memory)
 {

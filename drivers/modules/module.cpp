@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// dlopen and the table behind the one symbol that a module exports.
+// dlopen, and the table that the one exported symbol of a module returns.
 #include "drivers/modules/module.h"
 
 #include "drivers/common/edge.h"
@@ -17,12 +17,12 @@ namespace stepwell::drivers {
 
 namespace {
 
-constexpr size_t kNameMax = 31;  // what stw_device_info has room for
+constexpr size_t kNameMax = 31;  // as stw_device_info has room for
 constexpr const char *kEntry = "stw_driver_module_get";
 using Entry = const stw_driver_module *(*)();
 
-// By what the kernel has mapped here: the loader may know the library by a path relative to a
-// working directory that was left.
+// From the mappings of the process: the loader may know the library by a path relative to an
+// earlier working directory.
 std::string beside_the_library()
 {
     const auto here = reinterpret_cast<uintptr_t>(&beside_the_library);
@@ -41,7 +41,7 @@ std::string beside_the_library()
     return {};
 }
 
-// What dlopen would read as something else than this very file.
+// Paths that dlopen would not take literally.
 stw_status check_path(const std::string &path, stw_driver_error *error_out)
 {
     if (path.empty() || path[0] != '/')
@@ -53,7 +53,7 @@ stw_status check_path(const std::string &path, stw_driver_error *error_out)
         return fail(error_out, STW_ERROR_INVALID, {},
                     "A module's path of %zu bytes is too long; it has less than %d.", path.size(),
                     PATH_MAX);
-    // dlopen puts other text in the place of $ORIGIN, $LIB and $PLATFORM.
+    // dlopen expands $ORIGIN, $LIB and $PLATFORM.
     if (path.find('$') != std::string::npos)
         return fail(error_out, STW_ERROR_INVALID, {},
                     "The module '%s' is not loaded: the dynamic loader would take the '$' in its "

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One module: a shared library with drivers in it, checked, loaded, unloaded when it is refused.
+// One module: a shared library with drivers. It is checked, loaded, and unloaded if it is refused.
 #pragma once
 
 #include <stepwell/driver.h>
@@ -25,17 +25,16 @@ public:
     }
     ~Module();
 
-    // By an absolute path. Nothing of the file runs before it was found safe. What is refused was
-    // unloaded when this returns.
+    // By an absolute path. No code of the file runs before the file is known to be safe. A refused
+    // module is unloaded when this returns.
     static stw_status load(const std::string &path, Module *module_out,
                            stw_driver_error *error_out);
 
     const stw_storage_ops *storage() const { return table_.storage; }
     const stw_memory_ops *memory() const { return table_.memory; }
     const stw_collective_ops *collective() const { return table_.collective; }
-    // For good: a driver may have threads, and a handle of its own in other libraries, that outlive
-    // what the library knows of it. The dynamic loader has each file once, however often it is
-    // loaded.
+    // Never unloads it: a driver may have threads, and handles in other libraries, that outlive its
+    // objects here. The dynamic loader has each file once, however often it is loaded.
     void keep() { handle_ = nullptr; }
 
 private:
@@ -43,13 +42,13 @@ private:
     stw_driver_module table_ = {};
 };
 
-// Where names are looked for: the folder "stepwell" beside the library itself, and nowhere else. ""
-// where /proc is not mounted.
+// The folder in which modules are looked up by name: "stepwell" beside the library itself, and no
+// other. "" if /proc is not mounted.
 const std::string &module_directory();
-// The name is fit for a file name and for every place that shows it.
+// Whether the name is valid in a file name and in text for users.
 bool is_module_name(std::string_view name);
-// The file of a module of that name. Links on the way to the directory itself are resolved: it is
-// ours, and prefixes like /opt may be links.
+// The file of a module of that name. Links in the path of the directory itself are resolved: it
+// belongs to the installation, and prefixes like /opt may be links.
 std::string module_path(const std::string &directory, const std::string &name);
 
 }  // namespace stepwell::drivers

@@ -17,7 +17,7 @@ namespace {
 constexpr mode_t kWritableByOthers = S_IWGRP | S_IWOTH;
 constexpr mode_t kModeBits = 07777;
 
-// The path without its symbolic links; "" where it leads nowhere.
+// The path with symbolic links resolved; "" if it does not exist.
 std::string resolved(const std::string &path)
 {
     const std::unique_ptr<char, void (*)(void *)> real(realpath(path.c_str(), nullptr), std::free);
@@ -50,7 +50,7 @@ private:
     stw_status enter(const std::string &part, bool directory)
     {
         reached_ += (reached_.back() == '/' ? "" : "/") + part;
-        // Without O_NONBLOCK a pipe would be waited for.
+        // Without O_NONBLOCK the open of a pipe would block.
         const int flags = directory ? O_PATH | O_DIRECTORY : O_RDONLY | O_NONBLOCK | O_NOCTTY;
         Descriptor next(openat(at_.get(), part.c_str(), flags | O_NOFOLLOW | O_CLOEXEC));
         if (!next.valid()) {
@@ -120,7 +120,7 @@ private:
 
     const std::string &path_;
     stw_driver_error *error_out_;
-    std::string reached_{"/"};  // what at_ is, or was to become
+    std::string reached_{"/"};  // the path of at_, or of the part being opened
     Descriptor at_;
 };
 

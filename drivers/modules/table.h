@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tables of other releases with the same ABI. One of an older release ends before operations that
-// this build knows, one of a newer release goes on behind them: each is read as far as both know
-// it, and lent to callers at the size of this build, what it lacks as NULL. So nobody who calls an
-// operation asks how long a table is.
+// Tables of other releases with the same ABI. The table of an older release ends before some
+// operations of this build, the table of a newer one extends beyond them. Each is read as far as
+// both know it, and passed to callers at the size of this build with missing operations as NULL, so
+// callers need not check the size of a table.
 #pragma once
 
 #include <stepwell/driver.h>
@@ -17,7 +17,7 @@
 namespace stepwell::drivers {
 
 template <class Ops> struct TableLimits;
-// Up to `close`, the last operation that every driver must have: no release of this ABI had less.
+// Up to `close`, the last mandatory operation: no release of this ABI had a shorter table.
 template <> struct TableLimits<stw_storage_ops> {
     static constexpr uint32_t kBytesMin = offsetof(stw_storage_ops, close) + sizeof(void *);
     static constexpr uint64_t kCapabilities = STW_STORAGE_CAN_WRAP | STW_STORAGE_IN_MEMORY |
@@ -36,19 +36,19 @@ template <> struct TableLimits<stw_collective_ops> {
         STW_COLLECTIVE_HOST | STW_COLLECTIVE_DEVICE | STW_COLLECTIVE_CAN_SPLIT |
         STW_COLLECTIVE_NAMES_MISSING | STW_COLLECTIVE_CAN_ABORT | STW_COLLECTIVE_CAN_REGISTER;
 };
-// The first release had two kinds of driver.
+// The kinds of driver of the first release.
 template <> struct TableLimits<stw_driver_module> {
     static constexpr uint32_t kBytesMin = offsetof(stw_driver_module, memory) + sizeof(void *);
 };
 
-// Whole members alone, and all of those that a table always had.
+// Whether the size ends after a member, and no earlier than in the first release.
 template <class Table> bool has_bytes_enough(const Table &table)
 {
     return table.struct_size >= TableLimits<Table>::kBytesMin &&
            table.struct_size % alignof(Table) == 0;
 }
 
-// Of a table that has bytes enough.
+// For a table that is long enough.
 template <class Table> Table in_full(const Table &table)
 {
     Table full = {};
@@ -57,7 +57,7 @@ template <class Table> Table in_full(const Table &table)
     return full;
 }
 
-// The same, of a driver. A longer table announces groups that this build cannot call.
+// The same for the table of a driver. A longer table announces groups that this build cannot call.
 template <class Ops> Ops operations_in_full(const Ops &table)
 {
     Ops full = in_full(table);
@@ -65,8 +65,8 @@ template <class Ops> Ops operations_in_full(const Ops &table)
     return full;
 }
 
-// The table itself where its size is this build's, else one in full, made once and there for good,
-// as the module is that has the table. Any thread. Throws bad_alloc.
+// The table itself if it has the size of this build, else a full copy, made once and kept for the
+// life of the process, like the module of the table. Any thread. Throws bad_alloc.
 template <class Ops> const Ops *keep_in_full(const Ops *table)
 {
     struct Kept {

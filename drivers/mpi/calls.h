@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MPI's own header, in C alone, and what its error codes mean here.
+// MPI's own header, without its C++ bindings, and the statuses for its error codes.
 #pragma once
 
 #define OMPI_SKIP_MPICXX  1
@@ -15,9 +15,9 @@ namespace stepwell::drivers {
 
 constexpr uint64_t kSecond = 1'000'000'000;  // ns
 
-// What an error of MPI is to the library.
+// The status for an error of MPI.
 stw_status mpi_status(int code);
-// MPI's own words.
+// MPI's own text for an error.
 std::string mpi_text(int code);
 
 }  // namespace stepwell::drivers

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Knows when the program ends MPI under a group: MPI_Finalize deletes the attributes of
-// MPI_COMM_SELF before anything else, and so calls us. Whoever calls MPI holds the lock, so that
-// none of it is under way while MPI ends.
+// Notices that the program ends MPI while a group exists: MPI_Finalize first deletes the attributes
+// of MPI_COMM_SELF, which calls this class. Every call of MPI is made with the lock held, so no
+// call is in progress while MPI ends.
 #pragma once
 
 #include "drivers/common/mutex.h"
@@ -11,7 +11,7 @@ namespace stepwell::drivers {
 
 class FinalizeWatch {
 public:
-    // The lock is the group's, and outlives the watch.
+    // The lock belongs to the group and outlives the watch.
     explicit FinalizeWatch(Mutex &mutex) : mutex_(mutex) {}
     FinalizeWatch(const FinalizeWatch &) = delete;
     FinalizeWatch &operator=(const FinalizeWatch &) = delete;

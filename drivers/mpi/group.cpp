@@ -15,11 +15,11 @@ namespace stepwell::drivers {
 namespace {
 
 constexpr uint64_t kTimeoutDefaultNs = 300 * kSecond;
-// Works in flight of one group: as many as have tags of their own, below the least bound on tags
-// that MPI promises, 32767. An exchange has the tag behind those of a reduction.
+// Operations in flight of one group: each has its own tags, below the smallest bound that MPI
+// guarantees, 32767. An exchange has the tag after those of a reduction.
 constexpr int kTagsOfWork = 8;
 constexpr uint64_t kWorksMax = 32768 / kTagsOfWork;
-constexpr size_t kWorksReady = 8;  // that need no memory any more
+constexpr size_t kWorksReady = 8;  // that need no allocation
 static_assert(Reducer::kTags < kTagsOfWork);
 
 constexpr const char *kFinalized =
@@ -36,7 +36,7 @@ uint64_t or_default(uint64_t timeout_ns)
     return timeout_ns == 0 ? kTimeoutDefaultNs : timeout_ns;
 }
 
-// Of `bytes` in one piece, which may be more than an int counts.
+// A datatype of `bytes` bytes, which may be more than an int can count.
 int make_type(uint64_t bytes, MPI_Datatype *type_out)
 {
     constexpr int kUnit = 1 << 20;
@@ -80,7 +80,7 @@ void Group::take_memory()
     for (Work &work : works_) work.requests.reserve(2 * size_t{ranks_.size});
 }
 
-// The communicator is the group's from here on, and goes with a group that could not be made.
+// The group owns the communicator from here on, also a group that could not be opened.
 stw_status Group::adopt(MPI_Comm comm, stw_driver_error *error_out)
 {
     ranks_ = ranks_of(comm);
@@ -222,7 +222,8 @@ stw_status Group::start_reduction(const Reduction &reduction, uint64_t *work_out
     return STW_OK;
 }
 
-// In the order of their starts, which is the same on all ranks: the scratch is for one of them.
+// Reductions run one at a time in the order of their starts, which is the same on all ranks: they
+// share the scratch memory.
 void Group::begin_next_reduction()
 {
     if (reducing_ != 0) return;
@@ -338,12 +339,14 @@ stw_status Group::split(int32_t colour, uint32_t key, uint64_t timeout_ns,
                     "one from 0 on.",
                     colour);
     std::unique_ptr<Group> group(new Group(services_, threads_));
-    // MPI's split has no timeout. They meet twice, because who gave up at the first meeting is
-    // counted there when the others come, but not at the second: so nobody splits alone.
+    // MPI's split has no timeout. The ranks meet twice: a rank that gave up at the first barrier is
+    // still counted there when the others arrive, but not at the second one. So no rank splits
+    // alone.
     for (int meeting = 0; meeting < 2; ++meeting)
         if (const stw_status status = meet(or_default(timeout_ns), error_out)) return status;
     MPI_Comm comm = MPI_COMM_NULL;
-    // Keys of ours are unsigned: the order is the same when all are moved down by 2^31.
+    // The keys are unsigned here and signed in MPI: subtracting 2^31 from all of them keeps their
+    // order.
     const int signed_key = static_cast<int>(int64_t{key} + INT_MIN);
     const int code =
         MPI_Comm_split(ranks_.comm, colour < 0 ? MPI_UNDEFINED : colour, signed_key, &comm);
@@ -373,7 +376,8 @@ stw_status Group::close(uint64_t wait_ns)
         if (deadline.passed()) return STW_ERROR_TIMEOUT;
         sched_yield();
     }
-    // Not under the lock: freeing calls back what the program attached to its communicator.
+    // Not under the lock: freeing calls the delete functions of attributes that the program set on
+    // its communicator.
     MPI_Comm_free(&ranks_.comm);
     return STW_OK;
 }

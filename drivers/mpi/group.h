@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// This process's end of a group: its works in flight, each started by one call and moved on by
-// poll alone, which moves all of them, so that no rank waits for a work that another one does not
-// look at.
+// This process's end of a group: its operations in flight. Each is started by one call, and only
+// poll progresses them, all at once, so that no rank waits for an operation that another rank does
+// not progress.
 #pragma once
 
 #include "drivers/mpi/finalize_watch.h"
@@ -31,8 +31,8 @@ public:
     uint32_t missing(uint64_t id, uint32_t *ranks_out, uint32_t capacity);
     stw_status split(int32_t colour, uint32_t key, uint64_t timeout_ns,
                      std::unique_ptr<Group> *group_out, stw_driver_error *error_out);
-    // OK: nothing of MPI's is left. TIMEOUT: works are in flight. Other errors: what was in flight
-    // cannot be waited for, and MPI may still write to what it was given.
+    // OK: no MPI resource is left. TIMEOUT: operations are in flight. Other errors: operations in
+    // flight cannot be waited for, and MPI may still write to their memory.
     stw_status close(uint64_t wait_ns);
 
 private:
@@ -43,7 +43,7 @@ private:
         bool over = false;
         int error = MPI_SUCCESS;
         Requests requests;
-        MPI_Datatype type = MPI_DATATYPE_NULL;  // of more bytes than an int counts
+        MPI_Datatype type = MPI_DATATYPE_NULL;  // for more bytes than an int can count
         Reduction reduction;
     };
 
@@ -54,7 +54,7 @@ private:
     void take_memory();
     stw_status adopt(MPI_Comm comm, stw_driver_error *error_out);
     stw_status meet(uint64_t timeout_ns, stw_driver_error *error_out);
-    // nullptr: `status_out` says why nothing can be started.
+    // nullptr: `status_out` says why no operation can be started.
     Work *start(Kind kind, stw_status *status_out) STW_REQUIRES(mutex_);
     stw_status start_reduction(const Reduction &reduction, uint64_t *work_out);
     Work *find(uint64_t id) STW_REQUIRES(mutex_);

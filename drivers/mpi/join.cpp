@@ -16,7 +16,8 @@ namespace {
 constexpr uint32_t kSpins = 1000;  // before a wait sleeps
 constexpr std::chrono::microseconds kSleep(50);
 
-// A collective call that is under way cannot be taken back: what MPI may still write to stays.
+// A collective call that has started cannot be cancelled: memory that MPI may still write to is
+// never freed.
 struct Joining {
     MPI_Comm comm = MPI_COMM_NULL;
     MPI_Request request = MPI_REQUEST_NULL;
@@ -43,7 +44,7 @@ std::string library_version()
 stw_status find_communicator(int32_t handle, MPI_Comm *comm_out, stw_driver_error *error_out)
 {
     MPI_Comm comm = handle == 0 ? MPI_COMM_WORLD : MPI_Comm_f2c(handle);
-    // Some MPIs give nothing for a handle that names no communicator (any more).
+    // Some MPI libraries return a null communicator for a handle that is not valid any more.
     if (comm == MPI_COMM_NULL || comm == MPI_Comm{})
         return fail(error_out, STW_ERROR_INVALID, {},
                     "The handle %" PRId32 " names no communicator of MPI's, or one that was freed; "

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whether this process's MPI can be used, and a communicator of our own from one that the program
-// lends. MPI's life is the program's: nothing here begins or ends it.
+// lends. The program initializes and finalizes MPI; the module never does.
 #pragma once
 
 #include "drivers/common/edge.h"
@@ -14,7 +14,7 @@ struct MpiThreads {
     const char *name() const;
 };
 
-// UNSUPPORTED: MPI is not there to be used, with what to do.
+// UNSUPPORTED: MPI cannot be used; the sentence says what to do.
 stw_status look_at_mpi(MpiThreads *threads_out, stw_driver_error *error_out);
 
 // Waits for a request at most timeout_ns, polling. STW_PENDING: the time is up, and it is still in
@@ -26,7 +26,7 @@ stw_status wait_for(MPI_Request *request, uint64_t timeout_ns, int *code_out);
 stw_status duplicate(int32_t handle, uint64_t timeout_ns, MPI_Comm *comm_out,
                      stw_driver_error *error_out);
 
-// Rank and size of a communicator of our own.
+// Rank and size of a communicator of the module.
 Ranks ranks_of(MPI_Comm comm);
 
 }  // namespace stepwell::drivers

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The collective driver over MPI, as a module: the table, and nothing thrown into C.
+// The collective driver over MPI, as a module: the table of functions, none of which throws into C.
 #include "drivers/mpi/group.h"
 
 namespace stepwell::drivers {
@@ -66,7 +66,7 @@ stw_status mpi_close(stw_collective *collective, uint64_t wait_ns)
 {
     Group *group = of(collective);
     const stw_status status = guard_open(nullptr, [&] { return group->close(wait_ns); });
-    // MPI may write to the scratch of what failed, for as long as the process lives.
+    // MPI may write to the scratch memory of a failed operation for the life of the process.
     if (status == STW_OK || status == STW_ERROR_CLOSED) delete group;
     return status;
 }

@@ -44,7 +44,7 @@ void Reducer::begin(const Reduction &reduction)
     }
 }
 
-// What of a chunk `rank` sums: all ranks say the same of it.
+// The part of a chunk that `rank` sums: the same on all ranks.
 Reducer::Part Reducer::part_of(uint64_t chunk, uint32_t rank) const
 {
     if (!reduction_.to_all) {
@@ -68,7 +68,7 @@ void Reducer::collect(Lane &lane)
     lane.stage = Stage::kCollect;
     const uint64_t own_bytes = part_of(lane.chunk, ranks_.rank).elements * element_bytes_;
     char *slot = lane.scratch;
-    // Each rank begins with its neighbour, so that not all send to the same one.
+    // Each rank begins with its neighbour, so that not all send to the same rank.
     for (uint32_t step = 1; step < ranks_.size; ++step) {
         const uint32_t from = (ranks_.rank + ranks_.size - step) % ranks_.size;
         if (own_bytes > 0) lane.requests.receive(ranks_, slot, own_bytes, from, lane.tag);
@@ -95,7 +95,7 @@ void Reducer::add(Lane &lane)
                       ranks_.size, own.elements);
 }
 
-// The sends of the pieces are over, so that the sums may take their places.
+// The sends of the pieces are complete, so the sums may overwrite them.
 void Reducer::spread(Lane &lane)
 {
     lane.stage = Stage::kSpread;

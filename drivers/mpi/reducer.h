@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums over ranks in rank order. Each rank sends every other the piece that is the other's, adds
-// what came in the order of ranks, and for an all-reduce sends the sum to all. It goes by chunks on
-// two lanes, so that one is on its way while the other is added. One reduction at a time.
+// Sums over ranks in rank order. Each rank sends every other rank that rank's piece, adds the
+// received pieces in rank order, and for an all-reduce sends the sum to all. Chunks alternate
+// between two lanes, so that one is in transfer while the other is added. One reduction at a time.
 #pragma once
 
 #include "drivers/mpi/requests.h"
@@ -12,22 +12,22 @@ namespace stepwell::drivers {
 
 struct Reduction {
     const char *from = nullptr;
-    char *to = nullptr;     // this rank's shard; or, where the sum goes to all, what `from` is
+    char *to = nullptr;     // this rank's shard; for an all-reduce the whole, as `from`
     uint64_t elements = 0;  // at `to`
     uint32_t dtype = 0;
     bool to_all = false;
-    int tag = 0;  // and the kTags - 1 behind it
+    int tag = 0;  // and the kTags - 1 after it
 };
 
 class Reducer {
 public:
     static constexpr int kTags = 4;
 
-    // All memory is taken here. Throws bad_alloc.
+    // Allocates all memory. Throws bad_alloc.
     void open(const Ranks &ranks);
     bool busy() const { return busy_; }
     void begin(const Reduction &reduction);
-    // Looks once, without waiting; true when it is over, in error or not.
+    // Progresses it once, without waiting; true when it is over, with an error or not.
     bool advance();
     int error() const { return error_; }
 

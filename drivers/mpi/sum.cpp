@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint64_t kBlockElements = 2048;
 
-// Threads inherit flush-to-zero and rounding from who started them.
+// Threads inherit flush-to-zero and rounding modes from their creator.
 class DefaultFloats {
 public:
     DefaultFloats()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums over ranks, in rank order: the same bits whatever came first, and whatever the caller's
-// thread does to denormal numbers and rounding.
+// Sums over ranks, in rank order: the same bits for any order of arrival, and for any rounding and
+// denormal mode of the caller's thread.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The few functions and numbers of NCCL and of the CUDA driver that the module calls, so that it
+// The functions and constants of NCCL and of the CUDA driver that the module uses, so that it
 // builds on machines that have neither. Types as their documentation gives them: the chapters
 // "Communicator Creation and Management Functions", "Collective Communication Functions" and
-// "Types" of the NCCL user guide (2.14 and later; the numbers have not changed since), and the
-// CUDA driver API reference.
+// "Types" of the NCCL user guide (2.14 and later; the numbers have not changed since), and the CUDA
+// driver API reference.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +36,7 @@ inline constexpr int kNcclSum = 0;  // ncclRedOp_t
 struct NcclUniqueId {
     char internal[128];
 };
-// ncclConfig_t as of 2.14, which later releases take: they look at size and version.
+// ncclConfig_t as of 2.14, which later releases accept: they check size and version.
 struct NcclConfig {
     size_t size;
     unsigned magic;

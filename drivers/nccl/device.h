@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a group has of its device: the primary context, a stream, and room for exchanges in device
-// memory and pinned host memory. Calls are made inside a Scope, which makes the context current,
-// and says that they belong to no graph that a thread of the program records meanwhile.
+// The part of a device that a group uses: the primary context, a stream, and memory for exchanges
+// on the device and in pinned host memory. Calls are made inside a Scope, which makes the context
+// current and excludes the thread's calls from graphs that the program records.
 #pragma once
 
 #include "drivers/nccl/libraries.h"

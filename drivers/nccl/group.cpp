@@ -13,7 +13,7 @@ namespace stepwell::drivers {
 
 namespace {
 
-constexpr uint64_t kAbortedNs = 2'000'000'000;  // what is cut off has ended by then
+constexpr uint64_t kAbortedNs = 2'000'000'000;  // aborted work has ended by then
 void *const kStreamSynced = reinterpret_cast<void *>(intptr_t{-1});  // STW_STREAM_SYNCED
 
 }  // namespace
@@ -48,7 +48,7 @@ NcclGroup::Work *NcclGroup::find(uint64_t id)
 
 stw_status NcclGroup::start(const Work &asked, uint64_t *work_out)
 {
-    // After an error it is poll that tells it, as it has a sentence.
+    // After an error poll returns the error, with its sentence.
     if (aborted_ && !error_.any()) return STW_ERROR_CLOSED;
     Work work = asked;
     const Device::Scope scope(*device_);
@@ -154,7 +154,7 @@ bool NcclGroup::take_slot(Work &work)
     return false;
 }
 
-// NCCL has put it on the stream; what is behind it there comes after it.
+// NCCL has enqueued it on the stream; later work on the stream runs after it.
 void NcclGroup::launched(Work &work)
 {
     const size_t at = work.slot * slot_bytes() + STW_EXCHANGE_BYTES_MAX;
@@ -176,7 +176,7 @@ void NcclGroup::finish(Work &work)
     slots_taken_ &= ~(1u << work.slot);
 }
 
-// What NCCL says of the communicator now; an error of it is kept.
+// NCCL's present state of the communicator; an error is kept.
 int NcclGroup::ask()
 {
     int result = kNcclSuccess;
@@ -189,7 +189,7 @@ int NcclGroup::ask()
     return result;
 }
 
-// With what NCCL says of it, which is not there after an abort.
+// With NCCL's text for the error, which is not available after an abort.
 void NcclGroup::keep(int result)
 {
     if (result == kNcclSuccess || result == kNcclInProgress) return;
@@ -219,12 +219,12 @@ void NcclGroup::advance(Work &work)
     const int event = libraries_.cuda.event_query(work.event);
     if (event != kCudaSuccess && event != kCudaNotReady) error_.cuda = event;
     if (event != kCudaSuccess) return;
-    // What was cut off by an error or an abort ends on the stream, too.
+    // Work that an error or an abort interrupts ends on the stream as well.
     (void)ask();
     if (!error_.any()) finish(work);
 }
 
-// One that is not launched yet holds up those behind it: NCCL takes one call after the other.
+// An operation that is not launched yet delays those after it: NCCL takes one call after another.
 void NcclGroup::advance_all()
 {
     for (Work &work : works_) {
@@ -275,7 +275,7 @@ stw_status NcclGroup::register_memory(void *base, uint64_t bytes, stw_driver_err
     return STW_OK;
 }
 
-// With a communicator that is gone its registrations are too.
+// The registrations of a destroyed communicator are gone as well.
 void NcclGroup::unregister_memory(void *base)
 {
     const auto found = registered_.find(base);
@@ -301,8 +301,8 @@ stw_status NcclGroup::poll(uint64_t id, stw_driver_error *error_out)
     return over ? stw_status{STW_OK} : refuse(error_out);
 }
 
-// After an error: nothing uses memory any more, the program's or the group's. What a lent
-// communicator does is the program's to end.
+// After an error: no operation uses memory of the program or of the group any more. The program
+// ends the operations of a lent communicator.
 bool NcclGroup::is_quiet()
 {
     if (!borrowed_ && !aborted_) {
@@ -317,7 +317,7 @@ bool NcclGroup::is_quiet()
            libraries_.cuda.stream_query(device_->stream()) != kCudaNotReady;
 }
 
-// TIMEOUT: something runs on.
+// TIMEOUT: an operation is still running.
 stw_status NcclGroup::wait_until_quiet(uint64_t wait_ns)
 {
     const Deadline deadline = Deadline::after(wait_ns);
@@ -328,8 +328,8 @@ stw_status NcclGroup::wait_until_quiet(uint64_t wait_ns)
     return STW_OK;
 }
 
-// NCCL frees the communicator with it, so one that was lent is not ours to end: it is left alone
-// from now on, for the program to abort.
+// An abort frees the communicator, so a lent one is not aborted here: it is not used any more, and
+// the program aborts it.
 stw_status NcclGroup::abort()
 {
     if (borrowed_) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // This process's end of a group over NCCL. The communicator does not block: a call that NCCL cannot
-// finish at once is under way until NCCL says so, and the next one waits for that; then an event on
-// the stream tells the end. Only poll moves works on, all of them, in the order of their starts.
+// finish at once stays in progress until NCCL reports it done, and the next call waits for that. An
+// event on the stream then marks the end of the operation. Only poll progresses operations, all of
+// them, in the order of their starts.
 #pragma once
 
 #include "drivers/common/edge.h"
@@ -59,7 +60,7 @@ private:
         int nccl = kNcclSuccess;
         int cuda = kCudaSuccess;
         std::string text;   // of NCCL's
-        bool gone = false;  // a lent communicator, which NCCL does not know any more
+        bool gone = false;  // a lent communicator that NCCL has already destroyed
         bool any() const { return nccl != kNcclSuccess || cuda != kCudaSuccess; }
     };
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a group comes to its communicator: one that it makes with the other ranks, or one that the
-// program lends.
+// How a group gets its communicator: made together with the other ranks, or lent by the program.
 #include "drivers/nccl/group.h"
 
 #include "drivers/common/mutex.h"
@@ -41,7 +40,7 @@ stw_status NcclGroup::open(const stw_collective_options &options,
     return STW_OK;
 }
 
-// NCCL tells nothing of one that is still being made.
+// NCCL gives no information about a communicator that is still being made.
 stw_status NcclGroup::borrow(const stw_collective_options &options, int *ordinal_out,
                              stw_driver_error *error_out)
 {
@@ -108,7 +107,7 @@ stw_status NcclGroup::join(const stw_collective_options &options, stw_driver_err
                              error_out);
 }
 
-// What NCCL says of it then: in progress when the time has passed.
+// NCCL's state of the communicator at the end: in progress if the time has passed.
 int NcclGroup::wait_until_made(uint64_t timeout_ns)
 {
     const Deadline deadline = Deadline::after(timeout_ns);

@@ -8,7 +8,8 @@ namespace stepwell::drivers {
 
 namespace {
 
-// One that the process has already, by that name, is that one: a framework's NCCL is used too.
+// A library of that name that the process has loaded already is used: the NCCL of a framework, for
+// example.
 void *load(const char *name, std::string *why_out)
 {
     void *handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
@@ -35,7 +36,7 @@ const char *take(void *handle, NcclApi *api)
     take("ncclAllGather", &api->all_gather);
     take("ncclReduceScatter", &api->reduce_scatter);
     take("ncclAllReduce", &api->all_reduce);
-    // In line with dlsym's type; those that came later are no reason to refuse the rest.
+    // Later functions may be missing; the others are used all the same.
     const auto optional = [handle](const char *name, auto *function) {
         *function =
             reinterpret_cast<std::remove_pointer_t<decltype(function)>>(dlsym(handle, name));
@@ -45,7 +46,7 @@ const char *take(void *handle, NcclApi *api)
     return take.lacks();
 }
 
-// What cuda.h calls without "_v2" is that version of it.
+// Names without "_v2" in cuda.h mean these versions.
 const char *take(void *handle, CudaApi *api)
 {
     Functions take(handle);

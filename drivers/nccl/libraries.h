@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL and the CUDA driver, loaded when a group is opened, so that the module loads anywhere.
+// NCCL and the CUDA driver, loaded when a group is opened, so that the module itself loads on any
+// machine.
 #pragma once
 
 #include <stepwell/driver.h>
@@ -24,7 +25,7 @@ struct Libraries {
 // Of an ncclResult_t.
 stw_status nccl_status(int result);
 
-// They stay loaded. UNSUPPORTED: which one is absent, or too old.
+// They stay loaded. UNSUPPORTED: one is absent or too old; the sentence says which.
 stw_status load_libraries(Libraries *libraries_out, stw_driver_error *error_out);
 
 }  // namespace stepwell::drivers

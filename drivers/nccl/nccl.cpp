@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The collective driver over NCCL, as a module: the table, and nothing thrown into C.
+// The collective driver over NCCL, as a module: the table of functions, none of which throws into
+// C.
 #include "drivers/nccl/group.h"
 
 namespace stepwell::drivers {

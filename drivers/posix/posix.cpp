@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // pread and pwrite on a few threads, for file systems that refuse O_DIRECT and for machines whose
 // aio slots are used up. One lock guards two bounded rings, asked and done; system calls run
-// outside it. All memory and threads are taken at open.
+// outside it. Memory is allocated and threads are started at open.
 #include "drivers/posix/posix.h"
 
 #include "drivers/common/edge.h"
@@ -145,16 +145,17 @@ stw_status PosixStorage::open(const stw_services *, const stw_storage_options &o
         storage->done_.reserve(storage->queue_depth_);
     }
     storage->start(own.threads);
-    // The last that can fail: a file with a name would stay.
+    // The last step that can fail: after it a file with a name would stay.
     if (const stw_status status = StorageFile::open(request, &storage->file_, error_out))
         return status;
-    // Read-ahead would fill memory with what nobody asked for.
+    // Read-ahead would fill memory with bytes that were not requested.
     if (!storage->file_.direct()) posix_fadvise(storage->file_.fd(), 0, 0, POSIX_FADV_RANDOM);
     *storage_out = std::move(storage);
     return STW_OK;
 }
 
-// The program's signals are not for these threads. What was started is joined by the destructor.
+// Signals of the program are blocked in these threads. The destructor joins the threads that were
+// started.
 void PosixStorage::start(uint64_t threads)
 {
     sigset_t all;
@@ -216,7 +217,7 @@ int64_t PosixStorage::move(const stw_io &io) const
     return file_.direct() ? moved : drop_pages(io, moved);
 }
 
-// The page cache is memory that no budget counts, so nothing of a request stays in it. A dirty page
+// No budget counts the page cache, so the pages of a request are dropped from it. A dirty page
 // cannot be dropped: a write is on the device, or has failed, before it is reported.
 int64_t PosixStorage::drop_pages(const stw_io &io, int64_t moved) const
 {

@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint64_t kBounceBytes = 64 * 1024;  // on the copying thread's stack
 
-// Between two memories that the CPU cannot reach, neither of which knows the other.
+// Copies between two memories that the CPU cannot access and whose drivers do not know each other.
 stw_status bounce(const Memory &into, char *target, const Memory &out_of, const char *source,
                   uint64_t bytes)
 {
@@ -80,7 +80,7 @@ Status BlockCopier::order(const Task &task) const
                       sides.into);
 }
 
-// Blocks that lie side by side at both ends are one copy, whatever blocks they are.
+// Blocks that are adjacent at both ends are one copy.
 uint32_t BlockCopier::join(Batch &batch, stw_memory_copy *list, uint32_t *copy_of) const
 {
     const bool into = sides_of(*batch.front()).into;
@@ -108,7 +108,7 @@ uint32_t BlockCopier::join(Batch &batch, stw_memory_copy *list, uint32_t *copy_o
     return n;
 }
 
-// In one call where that is possible: between the hooks nothing is registered no more.
+// In one call if possible: between the hooks no registration ends.
 void BlockCopier::enqueue(Batch &batch) const
 {
     const Sides first = sides_of(*batch.front());
@@ -215,8 +215,8 @@ Status BlockCopier::order_copy(uint32_t memory, const void *pointer, uint64_t by
     return options_.order->before(memory, pointer, bytes, writes, into);
 }
 
-// A memory copies inside itself and to and from host memory, so of two memories the one that
-// the CPU cannot reach has to do it.
+// A driver copies inside its memory and between it and host memory, so of two memories the driver
+// of the one that the CPU cannot access makes the copy.
 Status BlockCopier::move_bytes(const Task &task, uint32_t to, void *target, uint32_t from,
                                const void *source) const
 {
@@ -224,9 +224,9 @@ Status BlockCopier::move_bytes(const Task &task, uint32_t to, void *target, uint
     const Memory &out_of = options_.memories[from];
     const residency::Transfer &transfer = task.job.transfer;
     const Memory &mover = into.cpu_access ? out_of : into;
-    // Of a staged move the other side is the ring's, which has the number of the device too.
-    // Between two memories that the CPU cannot reach each has its own part; inside of one all is of
-    // those into it.
+    // Of a staged move the other side is a slot of the ring, for which the device's number is
+    // passed too. Between two memories that the CPU cannot access each driver orders its own side;
+    // a copy inside one memory counts as a copy into it.
     const bool inside = to == from && task.route == Route::kCopy;
     if (task.route != Route::kReadStaged)
         STW_TRY(order_copy(from, source, transfer.bytes, false, inside));

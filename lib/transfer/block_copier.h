@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of blocks by the drivers of memories: one task at once, or a batch that is enqueued on a
-// device. It has no state but the engine's options, and takes no lock. Threads that copy, and those
-// of storage.
-// Must not know queues, lanes or rings other than by a task's slot.
+// Copies of blocks by the drivers of memories: of one task at once, or of a batch that is enqueued
+// on a device. Its only state are the engine's options, and it takes no lock. Used by copy threads
+// and storage threads. Must not know queues, lanes or rings other than by a task's slot.
 #pragma once
 
 #include "lib/transfer/task.h"
@@ -11,9 +10,9 @@
 
 namespace stepwell::transfer {
 
-// Copies of one class that are started together, with one mark behind them: a mark each would leave
-// the link idle between two blocks, by a few percent of their time. What becomes urgent meanwhile
-// is behind those that were started, 32 MiB or so.
+// Copies of one class that are started together, with one mark after them: a mark for each would
+// leave the link idle for a few percent of the time. A copy that becomes urgent meanwhile has to
+// wait for the started ones, about 32 MiB.
 constexpr uint32_t kBatchMax = 256;
 constexpr uint64_t kBatchBytes = 16 << 20;
 constexpr uint64_t kStartedBytes = 2 * kBatchBytes;
@@ -21,7 +20,7 @@ using Batch = std::vector<Task *>;
 
 class BlockCopier {
 public:
-    // Of a move; what the ring has is host memory.
+    // The two ends of a move; a slot of the ring is host memory.
     struct Sides {
         uint32_t device = 0;  // whose driver copies
         void *target = nullptr;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The copy threads: memory to memory, zeros, maps without I/O, and the memory side of staged moves.
-// They wait for work on a condition and for nothing else: never for storage or for a ring slot.
-// What is enqueued on a device is waited for by a thread beside the one that enqueues, so neither
-// directions nor devices ever wait for each other.
+// They wait for work on a condition only, never for storage or for a ring slot. A second thread of
+// a lane waits for the copies that the first one enqueues, so neither directions nor devices wait
+// for each other.
 #include "lib/transfer/parts.h"
 
 #include <algorithm>
@@ -31,11 +31,11 @@ void Engine::Parts::take_copy(CopyLane &lane, Task &task)
         lane.copies.remove(task);
     }
     task.begun = true;
-    // One that is tried again is held, as far as is known, until it has been ordered.
+    // A copy that is tried again stays in the stage "held" until it has been ordered.
     if (!task.held_back) task.stage = Stage::kCopy;
 }
 
-// What is queued at the moment: nothing waits for a batch to fill.
+// Only copies that are queued now: no copy waits for a batch to fill.
 void Engine::Parts::next_copies(CopyLane &lane, Batch &batch)
 {
     batch.clear();
@@ -110,8 +110,9 @@ void Engine::Parts::arrive_main(CopyLane &lane)
     thread_gone();
 }
 
-// A stream that has worked there records a graph, and what it did before can be waited for when
-// that is over. Nobody could be told so, and others need not wait with it.
+// BUSY: a stream that used the block records a graph, and its earlier work can be waited for only
+// after the capture, whose end is not notified. The copy is tried again later, so that other copies
+// do not wait with it.
 bool Engine::Parts::hold_back(CopyLane &lane, Task &task)
 {
     if (task.status.code() != STW_ERROR_BUSY) return false;
@@ -124,7 +125,7 @@ bool Engine::Parts::hold_back(CopyLane &lane, Task &task)
     return true;
 }
 
-// What was held back long enough is queued again.
+// Queues copies again that were held back long enough.
 uint64_t Engine::Parts::take_held_back(CopyLane &lane)
 {
     if (lane.held_back.best() == nullptr) return UINT64_MAX;
@@ -180,7 +181,7 @@ void Engine::Parts::end_copy(Task &task, Outbox &outbox)
 
 // ------------------------------------------------------------------- copies that are enqueued --
 
-// Kept apart where one would wait for a device that the other one has nothing to do with.
+// A lane for each device and direction: a copy never waits for a device that it does not use.
 CopyLane &Engine::Parts::lane_of(const Task &task)
 {
     if (!copier.may_start(task)) return *lanes.front();
@@ -188,7 +189,8 @@ CopyLane &Engine::Parts::lane_of(const Task &task)
     return *lanes[lanes_of[sides.device] + (sides.into ? 0 : 1)];
 }
 
-// All in one direction of one device; what fails is over, the rest is behind the others.
+// All copies are in one direction of one device. Failed ones are completed here, the others are
+// enqueued.
 void Engine::Parts::start_copies(CopyLane &lane, Batch &batch, Outbox &outbox)
 {
     const auto failed = [&](Task *task) {
@@ -218,7 +220,8 @@ void Engine::Parts::start_copies(CopyLane &lane, Batch &batch, Outbox &outbox)
     hand_over(lane, batch);
 }
 
-// To the lane's other thread, which completes them: nobody hears of that before `ordered`.
+// Passes the copies to the lane's other thread, which completes them: no completion comes before
+// `ordered`.
 void Engine::Parts::hand_over(CopyLane &lane, const Batch &batch)
 {
     MutexLock lock(mutex);
@@ -232,7 +235,7 @@ void Engine::Parts::hand_over(CopyLane &lane, const Batch &batch)
     lane.begun.notify_one();
 }
 
-// All behind one mark.
+// All copies of the batch share one mark.
 void Engine::Parts::await_copies(CopyLane &lane, const Batch &batch, Outbox &outbox)
 {
     const Task &first = *batch.front();

@@ -61,7 +61,8 @@ Status Engine::Parts::check_options()
     return {};
 }
 
-// What the store knows the path does best, within what driver and block allow; 0 becomes ours.
+// Sizes and depth that the store has measured as best for the path, limited by the driver and the
+// block size; 0: the engine's default.
 store::Requests Engine::Parts::requests_of(uint32_t path, bool reads) const
 {
     const stw_storage_info &info = store->info(path);
@@ -125,7 +126,7 @@ Status Engine::Parts::start_thread(const char *name, void *(*main)(void *), void
 
 void *Engine::Parts::LaneThread::start(void *argument)
 {
-    // The engine may be gone when its last thread ends.
+    // The engine may have been deleted when its last thread ends.
     const LaneThread self = *static_cast<const LaneThread *>(argument);
     if (self.arrives) {
         self.parts->arrive_main(*self.lane);
@@ -183,7 +184,8 @@ Result<std::unique_ptr<Engine>> Engine::open(EngineOptions options)
     auto parts = std::make_unique<Parts>(std::move(options));
     STW_TRY(parts->check_options());
     parts->prepare();
-    // All that may be refused comes before the first thread, but for the sentence of a failure.
+    // All checks and allocations come before the first thread, except for the sentence of a
+    // failure.
     auto engine = std::unique_ptr<Engine>(new Engine(nullptr));
     Status started;
     try {

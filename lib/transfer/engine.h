@@ -2,8 +2,8 @@
 // The transfer engine: takes one-block jobs from the shell, moves the bytes on threads of its own
 // (one per storage path, one that copies, two for each direction of a device with streams) and
 // reports each job exactly once. It owns the order of queued work, retries, short counts, checksums
-// in time, and the two staging rings.
-// Must not know tensors, budgets or who waits for a job; pointers come in resolved.
+// in time, and the two staging rings. Must not know tensors, budgets or the callers that wait for a
+// job; pointers are resolved by the caller.
 #pragma once
 
 #include <stepwell/driver.h>
@@ -45,9 +45,9 @@ constexpr uint32_t kLinks = 7;
 struct Job {
     residency::Transfer transfer;
     uint32_t from_memory = kNvme;  // index into EngineOptions::memories, or kNvme
-    uint32_t to_memory = kNvme;    // not looked at where the kind has no such side
+    uint32_t to_memory = kNvme;    // ignored if the kind of transfer has no such side
     // Resolved addresses of the block: block_bytes long and block aligned in cpu_access memories.
-    // For a place that maps, the address of the tensor's own. Unused for nvme.
+    // For a place that maps, the tensor's own address. Unused for nvme.
     void *from_pointer = nullptr;
     void *to_pointer = nullptr;
     // Arena block of to_memory that is mapped to to_pointer before anything else; kNoMap: none.
@@ -59,7 +59,7 @@ struct Job {
 
 struct Completion {
     residency::TransferId id = 0;
-    Status status;  // the sentence says what, where, offset and errno; the tensor's name is yours
+    Status status;  // the caller adds the tensor's name to its sentence
 };
 
 // One hop of one job, as the timeline shows it.
@@ -90,8 +90,8 @@ struct Memory {
     residency::Tier tier = residency::Tier::kHost;
     bool cpu_access = false;  // storage reads into it and writes from it directly
     std::string name;         // for sentences: "host", "device 0"
-    // With STW_MEMORY_STREAMS: storage reaches it as well, behind CopyOrdering::await; copies are
-    // the driver's all the same.
+    // With STW_MEMORY_STREAMS: storage accesses it as well, after CopyOrdering::await; the driver
+    // still makes the copies.
     bool direct = false;
 
     [[nodiscard]] bool storage_reaches() const { return cpu_access || direct; }
@@ -109,16 +109,16 @@ struct EngineOptions {
     uint64_t block_bytes = 0;
 
     // Two rings of whole blocks one after the other, first for reads, then for writes. Needed only
-    // where a memory that storage does not reach exchanges with nvme; then at least 2 blocks each.
-    // CPU memory of the host budget, aligned to a block; borrowed until the engine is gone.
+    // if blocks move between nvme and a memory that storage cannot access; then at least 2 blocks
+    // each. CPU memory of the host budget, aligned to a block; borrowed until the engine is gone.
     void *staging = nullptr;
     uint32_t staging_read_blocks = 0;
     uint32_t staging_write_blocks = 0;
 
     uint32_t copy_threads = 1;  // of copies that are waited for
     uint32_t retries_max = 2;   // of one request after errors
-    // Of one request to storage at most, where the store's path does not say; 0: 1 MiB. In any case
-    // no more than a block.
+    // The most bytes of one request to storage, if the store's path has no figure; 0: 1 MiB. Never
+    // more than a block.
     uint64_t io_bytes = 0;
     uint32_t jobs_reserved = 1024;  // preallocated; beyond it submit allocates
     uint32_t jobs_max = 65536;      // submit refuses more with LIMIT
@@ -130,10 +130,10 @@ struct EngineOptions {
     // Null: no spans. On engine threads, several at once, no lock held. Must not call the engine.
     void (*span)(void *user, const Span &span) = nullptr;
     void *span_user = nullptr;
-    // Null: the disks are shared with nobody. Before a request of `bytes` on a path; false: not
-    // yet, it is asked again in a moment. `rests`: the path has nothing to send. Each byte of a
-    // block is asked for once, retries included. On engine threads, with the engine's lock held:
-    // they must not block nor call the engine. Not called any more once close was.
+    // Null: the disks are not shared. Called before a request of `bytes` on a path; false: not yet,
+    // the engine asks again soon. `rests`: the path has no request to send. Each byte of a block is
+    // asked for once, retries included. On engine threads, with the engine's lock held: they must
+    // not block or call the engine. Not called any more after close was called.
     bool (*may_send)(void *user, uint32_t path, uint64_t bytes) = nullptr;
     void (*rests)(void *user, uint32_t path) = nullptr;
     void *share_user = nullptr;
@@ -155,32 +155,32 @@ public:
     // Starts the threads. The store's drivers belong to the engine's threads from here on.
     static Result<std::unique_ptr<Engine>> open(EngineOptions options);
     // Without a close that returned OK, what is in flight is abandoned: callbacks stop before this
-    // returns, and the threads free the rest when the last request comes back. The memory those
-    // requests name must stay until then, which for hung I/O means for ever: close first.
+    // returns, and the threads free the rest when the last request completes. Memory of these
+    // requests must stay until then, which for hung I/O means for ever: close first.
     ~Engine();
     Engine(const Engine &) = delete;
     Engine &operator=(const Engine &) = delete;
 
     // Queue n jobs, all or none. Ids must differ from all that are in flight. Jobs of one block
-    // must not overlap unless both only read it. What is wrong with a job comes in its completion.
+    // must not overlap unless both only read it. Errors of a job are reported in its completion.
     // Errors: LIMIT (jobs_max), CLOSED. Any thread. Never blocks on I/O.
     Status submit(const Job *jobs, uint32_t n);
-    // From now on a demand: overtakes whatever is queued below. Of requests already with the device
-    // the order is the device's. An id that is not in flight is no error. Any thread, never blocks.
+    // Makes it a demand, which overtakes all queued jobs of lower urgency. The device decides the
+    // order of requests that it already has. An id that is not in flight is no error. Any thread,
+    // never blocks.
     void promote(residency::TransferId id);
-    // Jobs that have not begun complete with CLOSED, the others are waited for. TIMEOUT says how
+    // Jobs that have not begun complete with CLOSED; the others are waited for. TIMEOUT says how
     // many are still in flight; they complete later all the same, and close may be called again.
     // After OK no thread of the engine runs and the store is closed. One thread at a time.
     Status close(uint64_t timeout_ns);
 
-    // The link's bandwidth as known from elsewhere: its figure until transfers correct it. Any
-    // thread.
+    // The link's bandwidth from another source, used until transfers have measured it. Any thread.
     void expect_bandwidth(Link link, uint32_t memory, uint64_t bytes_per_s);
 
     // Any thread. `memory` is the memory side: of a copy between host and device, the device.
     [[nodiscard]] LinkStats link_stats(Link link, uint32_t memory) const;
     [[nodiscard]] uint32_t jobs_in_flight() const;
-    // One line per job in flight, oldest first: what a timeout shows.
+    // One line per job in flight, oldest first, for the text of a timeout.
     [[nodiscard]] std::string describe_in_flight(uint32_t lines_max) const;
     [[nodiscard]] uint64_t metadata_bytes() const;
     // Null without an nvme tier, and after a close that returned OK.

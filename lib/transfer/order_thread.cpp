@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The thread of memory that storage reaches and consumers use on streams: what they do there is
-// over before storage begins. It waits for one block at a time, the most urgent first, so that
-// neither storage nor copies ever wait for a consumer.
+// The thread for memory that storage accesses and consumers use on streams: it waits for their work
+// before storage begins. It waits for one block at a time, the most urgent first, so that neither
+// storage nor copies ever wait for a consumer.
 #include "lib/transfer/parts.h"
 
 namespace stepwell::transfer {

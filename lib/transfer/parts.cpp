@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Jobs in, completions out: routing, queues, rings, wake-ups. What submit and the engine's threads
-// have in common.
+// Jobs in, completions out: routing, queues, rings, wake-ups. Functions that submit and the
+// engine's threads share.
 #include "lib/transfer/parts.h"
 
 #include "lib/transfer/storage_thread.h"
@@ -67,7 +67,7 @@ Status Engine::Parts::check_job(const Job &job) const
     return {};
 }
 
-// The slot at the store, which decides the path and so the queue.
+// Gets the slot at the store, which decides the path and thereby the queue.
 Status Engine::Parts::place(Task &task)
 {
     const Job &job = task.job;
@@ -169,8 +169,8 @@ void Engine::Parts::promote(residency::TransferId id)
 
 // ------------------------------------------------------------------------------------ wake-ups --
 
-// Under the lock: `waiting` is set there before the thread polls, and wake lasts until the next
-// poll returns, so no work is left lying; and no wake can meet a driver that is being closed.
+// Under the lock: `waiting` is set there before the thread polls, and a wake stays in effect until
+// the next poll returns, so no task is missed; and no wake can reach a driver that is being closed.
 void Engine::Parts::wake_path(uint32_t path)
 {
     PathQueues &queues = *paths[path];
@@ -206,8 +206,8 @@ void Engine::Parts::take_ring(Task &task, std::vector<uint32_t> &ring)
     task.data = static_cast<uint8_t *>(options.staging) + task.ring * options.block_bytes;
 }
 
-// Slots of the read ring wait for copies alone, slots of the write ring for storage alone, and
-// whoever holds one waits for no other: neither direction can hold up itself or the other.
+// Slots of the read ring wait for copies alone, slots of the write ring for storage alone, and a
+// task with a slot waits for no other slot: neither direction can block itself or the other one.
 void Engine::Parts::give_ring_back(Task &task)
 {
     if (task.ring == kNoRing) return;
@@ -279,7 +279,7 @@ void Engine::Parts::flush(Outbox &outbox)
     if (closing) changed.notify_all();
 }
 
-// Keeps close from returning while a hook runs. False: none may be called any more.
+// Keeps close from returning while a hook runs. False: no hook may be called any more.
 bool Engine::Parts::enter_hook()
 {
     MutexLock lock(mutex);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the engine's threads share: queues, rings and counts under one short lock, held for moving a
-// task from list to list and never across I/O, a copy, a checksum or a callback. Storage threads
-// wait in their driver's poll and are woken through it; copy threads wait on a condition.
+// The state that the engine's threads share: queues, rings and counts under one short lock, held
+// for moving a task from list to list and never across I/O, a copy, a checksum or a callback.
+// Storage threads wait in their driver's poll and are woken through it; copy threads wait on a
+// condition.
 #pragma once
 
 #include "lib/support/thread_annotations.h"
@@ -15,8 +16,8 @@
 
 namespace stepwell::transfer {
 
-// What waits for one storage path. Reads and writes apart, so that neither is ever behind the
-// other; staged reads apart, so that one that has no ring slot holds up nobody else.
+// Tasks that wait for one storage path. Reads and writes are apart, so that neither delays the
+// other; staged reads are apart, so that one without a ring slot delays no other task.
 struct PathQueues {
     ClassQueues reads;
     ClassQueues staged_reads;
@@ -24,7 +25,8 @@ struct PathQueues {
     bool waiting = false;  // its thread is in poll, or about to, and could take more work
 };
 
-// Completions of one thread on their way out; reused, so that steady state allocates nothing.
+// Completions of one thread that are still to be reported; reused, so that steady state allocates
+// nothing.
 struct Outbox {
     std::vector<Task *> tasks;
     std::vector<Completion> list;
@@ -40,9 +42,10 @@ struct Started {
     uint64_t bytes = 0;
 };
 
-// Copies that wait for each other and for no others: those of one direction of a device with
-// streams, which one thread starts and another one sees arrive, so that what is queued starts
-// however long what was started takes; or all that are waited for by the thread that makes them.
+// Copies that wait for each other and for no others. A lane is one direction of a device with
+// streams: one thread starts its copies and another one waits for their arrival, so that queued
+// copies start however long earlier ones take. Another lane has all copies that the copying thread
+// itself waits for.
 struct CopyLane {
     ClassQueues copies;
     ClassQueues staged_writes;  // wait for a slot of the write ring
@@ -63,19 +66,19 @@ struct Engine::Parts {
     Status submit(const Job *jobs, uint32_t n);
     void promote(residency::TransferId id);
     Status close(uint64_t timeout_ns);
-    void abandon();  // deletes this, now or with the last request that comes back
+    void abandon();  // deletes this, now or when the last request completes
     std::string describe(uint32_t lines_max) const;
 
     Status check_options();
     [[nodiscard]] store::Requests requests_of(uint32_t path, bool reads) const;
-    void prepare();  // takes every list and thread's memory
+    void prepare();  // allocates the memory of every list and thread
     Status start_threads();
     Status start_thread(const char *name, void *(*main)(void *), void *argument);
     // Stops and joins; nothing is in flight any more.
     void stop_threads();
 
     // ---- engine threads ------------------------------------------------------------------------
-    // The task is over. Its completion leaves with the next flush of the same outbox.
+    // The task is over. The next flush of the same outbox reports its completion.
     void finish(Task &task, Outbox &outbox);
     // Frees the tasks, then calls back with no lock held.
     void flush(Outbox &outbox);
@@ -98,7 +101,7 @@ struct Engine::Parts {
     Status place(Task &task) STW_REQUIRES(mutex);
     void enqueue(Task &task) STW_REQUIRES(mutex);
     void push_to_path(Task &task) STW_REQUIRES(mutex);
-    // Work on streams comes before what storage is to do.
+    // Storage must wait for work on streams before this task.
     [[nodiscard]] bool is_ordered(const Task &task) const;
     Task *take_ordered() STW_REQUIRES(mutex);
     void wake_path(uint32_t path) STW_REQUIRES(mutex);
@@ -106,13 +109,13 @@ struct Engine::Parts {
     [[nodiscard]] CopyLane &lane_of(const Task &task) STW_REQUIRES(mutex);
     [[nodiscard]] Task *best_copy(const CopyLane &lane) const STW_REQUIRES(mutex);
     void take_copy(CopyLane &lane, Task &task) STW_REQUIRES(mutex);
-    // The most urgent copy, and those behind it that can be started in the same call; none while
-    // the lane has started enough.
+    // The most urgent copy, and the next ones that can be started in the same call; none while the
+    // lane has started enough.
     void next_copies(CopyLane &lane, Batch &batch) STW_REQUIRES(mutex);
     // When to look again, of wait_clock_ns; UINT64_MAX: nothing is held back.
     uint64_t take_held_back(CopyLane &lane) STW_REQUIRES(mutex);
     void take_ring(Task &task, std::vector<uint32_t> &ring) STW_REQUIRES(mutex);
-    // Takes what no thread has begun out of the queues.
+    // Takes tasks that no thread has begun out of the queues.
     void take_waiting(std::vector<Task *> &waiting) STW_REQUIRES(mutex);
     void cancel(const std::vector<Task *> &waiting);
 
@@ -124,7 +127,7 @@ struct Engine::Parts {
     void start_copies(CopyLane &lane, Batch &batch, Outbox &outbox);
     void hand_over(CopyLane &lane, const Batch &batch);
     void await_copies(CopyLane &lane, const Batch &batch, Outbox &outbox);
-    // The oldest that were started, behind one mark.
+    // The oldest started copies that share one mark.
     void oldest_copies(const CopyLane &lane, Batch &batch) const STW_REQUIRES(mutex);
 
     EngineOptions options;  // constant once the threads run

@@ -16,12 +16,12 @@ using residency::Class;
 
 namespace {
 
-constexpr uint64_t kIdleNs = 1'000'000'000;  // a wake ends it; this is for nothing but safety
-constexpr uint64_t kRefusedNs = 1'000'000;   // before a device that takes nothing is asked again
-constexpr uint64_t kHeldNs = 500'000;        // before asking again whether others still come first
-constexpr uint32_t kRefusalsMax = 2000;      // of these one after the other, with nothing in flight
-constexpr uint32_t kAgainsMax = 1000;        // EAGAIN and EINTR of one request
-constexpr uint64_t kSealedMax = 8;           // blocks to be written that are ready ahead
+constexpr uint64_t kIdleNs = 1'000'000'000;  // a wake ends it; only for safety
+constexpr uint64_t kRefusedNs = 1'000'000;   // before the next submit, if nothing was accepted
+constexpr uint64_t kHeldNs = 500'000;    // before asking again whether other ranks still come first
+constexpr uint32_t kRefusalsMax = 2000;  // of these one after the other, with nothing in flight
+constexpr uint32_t kAgainsMax = 1000;    // EAGAIN and EINTR of one request
+constexpr uint64_t kSealedMax = 8;       // blocks to be written that are ready ahead
 
 unsigned long long wide(uint64_t value)
 {
@@ -131,8 +131,9 @@ StorageThread::Choice StorageThread::best_of(bool reads, PathQueues &queues)
     return best;
 }
 
-// Of the two directions: a demand first, alone. Else the less urgent one keeps up to a quarter of
-// the queue, so that write-backs go on beside prefetches; equals share it evenly.
+// Chooses between the two directions: a demand comes first, alone. Otherwise the less urgent
+// direction keeps up to a quarter of the queue, so that write-backs go on beside prefetches; equal
+// ones share it evenly.
 StorageThread::Choice StorageThread::choose()
 {
     PathQueues &queues = *parts_.paths[path_];
@@ -172,7 +173,8 @@ bool StorageThread::may_send(const Task &task)
            options.may_send(options.share_user, path_, next_request_bytes(task));
 }
 
-// Whose own queue is full has more to send all the same: others may not run away from it.
+// A path whose device queue is full still has requests to send, and does not rest: other ranks must
+// not get ahead of it.
 void StorageThread::tell_rest(PathQueues &queues)
 {
     const EngineOptions &options = parts_.options;
@@ -204,7 +206,7 @@ void StorageThread::fill()
             begin_ahead();
             return;
         case Source::kQueue:
-            send();  // a checksum takes longer than what is ready should wait
+            send();  // a checksum would delay the requests that are ready
             begin(*choice.task);
             break;
         case Source::kBegun: give_request(*choice.task); break;
@@ -224,9 +226,9 @@ bool StorageThread::is_full(bool reads) const
     return free_.empty() || flying_[reads ? 1 : 0] >= device_.requests(reads).depth;
 }
 
-// The device's queue is full: have more ready for the moment it is not, one block a turn. A read
-// needs little. Of writes as many as the queue takes: devices tend to be through with much of what
-// they have at once, and would wait for the checksum of each that follows.
+// Prepares blocks while the device's queue is full, one per turn. One read is enough. Of writes, as
+// many as the queue takes: devices tend to complete many requests at once, and would then wait for
+// the checksum of each following block.
 void StorageThread::begin_ahead()
 {
     began_ahead_ = false;
@@ -248,9 +250,9 @@ void StorageThread::begin_ahead()
     if (next != nullptr) begin(*next);
 }
 
-// The map of a block into a tensor's address comes here, when its turn has come, and not earlier or
-// on a copy thread: it is in the order of urgency for nothing, costs no hand-over, does not wait
-// behind copies, and the device is busy meanwhile.
+// A block is mapped at its tensor's address here, when its turn has come, and not earlier or on a
+// copy thread: so it is in the order of urgency, needs no hand-over, does not wait for copies, and
+// the device is busy meanwhile.
 void StorageThread::begin(Task &task)
 {
     parts_.hops.begin(task, parts_.hops.storage_link(task));
@@ -436,7 +438,7 @@ void StorageThread::try_again(uint32_t index, Status failure)
     drop(index);
 }
 
-// The request is over, well or not.
+// The request is over, with success or not.
 void StorageThread::drop(uint32_t index)
 {
     Task &task = *requests_[index].task;
@@ -448,7 +450,7 @@ void StorageThread::drop(uint32_t index)
     if (task.open_requests == 0 && all_given) settling_.push_back(&task);
 }
 
-// First cause kept. What of it is with the device is waited for, the rest is not sent.
+// Keeps the first cause. Requests that the device has are waited for, the others are not sent.
 void StorageThread::fail(Task &task, Status status)
 {
     task.status = std::move(status);
@@ -466,8 +468,8 @@ void StorageThread::fail(Task &task, Status status)
 
 // -------------------------------------------------------------------------------- a block's end --
 
-// True: nothing more to be read. A mismatch may have happened on the way here, so the medium is
-// asked once more before its bytes are called wrong.
+// True: no further read is needed. A mismatch may come from the transfer, so the block is read once
+// more before its bytes are reported as wrong.
 bool StorageThread::verified(Task &task)
 {
     const uint64_t found = store_.sum(task.place, task.data);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One thread per storage path: decides which request goes to the device next, keeps its queue full,
 // and sees every block from its first request to its verified end. All members but the engine's
-// shared parts belong to this thread alone.
-// Must not know rings other than by a task's slot, nor who waits for a block.
+// shared parts belong to this thread alone. Must not know rings other than by a task's slot, nor
+// the callers that wait for a block.
 #pragma once
 
 #include "lib/transfer/parts.h"
@@ -11,7 +11,7 @@
 
 namespace stepwell::transfer {
 
-// A path as its driver takes requests. Constant.
+// How the driver of a path takes requests. Constant.
 struct StorageDevice {
     StorageDevice(store::Store &store, uint32_t path);
 
@@ -38,20 +38,20 @@ public:
     static void *start(void *self);
 
 private:
-    // A piece of a block on its way; the index is the low half of its tag.
+    // A request for a piece of a block; its index is the low half of its tag.
     struct Request {
         Task *task = nullptr;
         uint64_t offset = 0;  // in the block
         uint64_t bytes = 0;
         uint32_t errors = 0;
         uint32_t agains = 0;
-        uint32_t serial = 0;  // the high half of the tag: a late or double completion is found
+        uint32_t serial = 0;  // the high half of the tag: detects a late or double completion
         bool in_flight = false;
         bool reads = false;
     };
 
-    // What could go next, best first: a request to be sent again, more of a block that was begun, a
-    // block from the queue.
+    // Sources of the next request, best first: a request to be sent again, more of a block that was
+    // begun, a block from the queue.
     enum class Source : uint8_t { kNothing = 0, kQueue = 1, kBegun = 2, kAgain = 3 };
     struct Choice {
         Source source = Source::kNothing;
@@ -104,9 +104,9 @@ private:
     uint32_t in_flight_ = 0;
     uint32_t flying_[2] = {0, 0};  // in flight or about to: writes, reads
     uint32_t refusals_ = 0;
-    bool full_ = false;  // the device took less than it was offered; not asked before the next poll
+    bool full_ = false;  // the device accepted less than offered; no submit before the next poll
     bool busy_ = false;  // it answered EAGAIN
-    bool held_ = false;  // others come first on a shared disk
+    bool held_ = false;  // other ranks come first on a shared disk
     uint64_t wait_ns_ = 0;
 };
 

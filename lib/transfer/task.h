@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tasks: what the engine knows of a job, the queues they wait in and the pool they come from. Plain
-// structures under the engine's lock; nothing here waits, and only the pool allocates.
+// Tasks: the engine's record of a job, the queues that they wait in and the pool that they come
+// from. Plain structures under the engine's lock; nothing here waits, and only the pool allocates.
 // Must not know threads or drivers.
 #pragma once
 
@@ -30,7 +30,7 @@ enum class Stage : uint8_t { kFree, kQueued, kStorage, kCopy, kOrder, kHeld };
 class ClassQueues;
 
 struct Task {
-    // Written at submit; then read by anybody.
+    // Written at submit; then read by any thread.
     Job job;
     Route route = Route::kCopy;
     store::Placement place;  // routes through storage; its sum is set by the storage thread
@@ -57,7 +57,7 @@ struct Task {
     bool placed = false;  // place is begun at the store and to be ended
     uint64_t hop_start_ns = 0;
     bool held_back = false;                  // its hop has begun, and its copy not
-    uint64_t mark = 0;                       // behind its copy, on a device
+    uint64_t mark = 0;                       // recorded after its copy, on a device
     uint64_t order_number = 0;               // of a copy into it
     uint64_t hop_range = observe::kNoRange;  // in a profiler
 };
@@ -140,7 +140,7 @@ inline Task *more_urgent(Task *a, Task *b)
     return a->sequence < b->sequence ? a : b;
 }
 
-// Tasks in chunks that never move, and the way from an id to its task.
+// Tasks in chunks that never move, and a table from ids to tasks.
 class TaskPool {
 public:
     void reserve(uint32_t reserved, uint32_t max)

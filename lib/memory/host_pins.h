@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The host tier's memory, registered with the drivers of devices slab by slab on a thread of its
-// own: what is not registered yet, or was refused, is copied all the same, through a buffer of the
-// driver's. No copy of ours crosses a border of what is registered at once: slabs are whole blocks.
+// own: memory that is not registered yet, or was refused, is copied through a buffer of the driver.
+// No copy of the library crosses the border of a registration: slabs are whole blocks.
 //
-// A driver refuses a piece for its size, for a limit of the kernel's, or now and then: halves of it
-// are tried, then the next slab, and what was refused once more at the end.
+// A driver may refuse a piece for its size, for a limit of the kernel, or temporarily: halves of it
+// are tried, then the next slab, and refused slabs once more at the end.
 //
-// A view that a program copies itself must lie in one registration, even where all of it is
-// registered: join() makes one of several, where nobody is at work in them.
+// A view that a program copies itself must be in one registration: join() makes one of several
+// while no work uses them.
 //
-// Memory that goes back to the system is registered no more before it goes: a device that kept its
-// pages would write to them unseen. Must not know who wants the memory, or why it goes.
+// Memory is unregistered before it is given back to the system: a device that kept its pages would
+// write to them unnoticed. Must not know why memory is given back.
 #pragma once
 
 #include <stepwell/driver.h>
@@ -42,7 +42,7 @@ public:
         char *base = nullptr;
         uint64_t bytes = 0;
         uint64_t block_bytes = 0;
-        // From the end: parts that never go back, and are used by others as one piece each.
+        // From the end: parts that are never given back, each of which is used as one piece.
         uint64_t staging_bytes = 0;
         uint64_t scratch_bytes = 0;
         std::vector<Device> devices;
@@ -58,17 +58,16 @@ public:
 
     // Starts the thread. Nothing is registered when it returns.
     explicit HostPins(Options options);
-    ~HostPins();  // nothing is copied any more
+    ~HostPins();  // no copy is in flight
     HostPins(const HostPins &) = delete;
     HostPins &operator=(const HostPins &) = delete;
 
-    // Ends the thread behind the slab that it is at. Once; nothing is registered from then on.
+    // Ends the thread after its present slab. Once; nothing is registered after that.
     void stop();
 
-    // Around what starts copies between the tier and a device, into it or out of it: a range that
-    // is to be registered no more waits for them. `mark`: the driver's, behind them; null: none was
-    // started, or they are over. A thread is between the two for one device and direction at a
-    // time.
+    // Called around the start of copies between the tier and a device, into it or out of it: ranges
+    // are unregistered only after these copies. `mark`: the driver's, recorded after them; null:
+    // none was started, or they are over. One device and direction at a time per thread.
     void begin(const stw_memory *memory, bool into) STW_NO_THREAD_ANALYSIS;
     void end(const stw_memory *memory, bool into, const uint64_t *mark) STW_NO_THREAD_ANALYSIS;
     // Between the two: this block is registered, with all drivers.
@@ -76,18 +75,19 @@ public:
     {
         return by_block_.is_registered(pointer);
     }
-    // And so is the block before it, at once with it: no copy may cross a border of what is.
+    // The same for the block before it, in the same registration: no copy may cross a border.
     [[nodiscard]] bool is_joined(const void *pointer) const { return by_block_.is_joined(pointer); }
 
-    // Blocks that a program may copy from or to in one call: they lie in one registration, or in
-    // none. No lock.
+    // Whether a program may copy from or to the blocks in one call: they are in one registration,
+    // or in none. No lock.
     [[nodiscard]] bool are_joined(uint32_t first, uint32_t count) const
     {
         return by_block_.are_joined(first, count);
     }
-    // They do from now on. What is registered with one of them, `quiet` at most, is so no more for
-    // a moment: nothing of the program's copies there. Waits for copies of ours. Where there is
-    // more of it, or the driver refuses, all is as before, later if not at once.
+    // Puts the blocks into one registration. Registrations of any of them end for a moment; they
+    // must lie within `quiet`, where the program makes no copies. Waits for copies of the library.
+    // If a registration extends beyond `quiet`, nothing changes; if the driver refuses, slabs are
+    // registered again as before.
     struct Range {
         uint32_t first = 0;
         uint32_t count = 0;
@@ -95,7 +95,7 @@ public:
     [[nodiscard]] Range registered_with(Range blocks) const;
     void join(Range blocks, Range quiet);
 
-    // While one lives nothing is registered anew.
+    // While one exists, nothing is registered.
     class Pause {
     public:
         explicit Pause(HostPins *pins);
@@ -106,15 +106,15 @@ public:
     private:
         HostPins *const pins_;  // null: there are none
     };
-    // Blocks of the tier. What is registered with them is so no more when this returns, and copies
-    // that were started from or to there are over. Waits for devices, not for the library's locks.
+    // Unregisters blocks of the tier and all that is registered with them. Copies from and to them
+    // are over when this returns. Waits for devices, not for the library's locks.
     void release(uint32_t first, uint32_t count);
-    // As release, and they are left alone until they come back.
+    // As release, and the blocks are not registered again before back().
     void gone(uint32_t first, uint32_t count);
     void back(uint32_t first, uint32_t count);
 
     [[nodiscard]] Stats stats() const;
-    // "", or what was refused with this device.
+    // "", or a sentence about refused memory of this device.
     [[nodiscard]] std::string remark(uint32_t device) const;
 
 private:

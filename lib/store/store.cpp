@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Slots: who lies where, which path the next one comes from, what a block must sum to.
+// Slots: the blocks in them, the path that the next slot comes from, the checksums of blocks.
 #include "lib/store/store.h"
 
 #include "lib/store/checksum.h"
@@ -33,8 +33,8 @@ Placement Store::placement(uint32_t at) const
     return place;
 }
 
-// Smooth weighted round robin: every path with room earns its weight, the richest pays for all.
-// Over any run of choices each path gets its share to within one block.
+// Smooth weighted round robin: every path with room earns its weight, and the path with the largest
+// credit pays for all. Over any run of choices each path gets its share to within one block.
 uint32_t Store::choose_path()
 {
     uint64_t measured = 0;
@@ -44,7 +44,7 @@ uint32_t Store::choose_path()
         ++measured;
         measured_sum += path.meter.bytes_per_s();
     }
-    // One that has no figure yet counts as the mean of the others: nothing speaks against it.
+    // A path without a measured bandwidth counts as the mean of the others.
     const uint64_t unmeasured = measured == 0 ? 1 : measured_sum / measured;
     uint32_t best = kNowhere;
     int64_t total = 0;
@@ -62,7 +62,8 @@ uint32_t Store::choose_path()
     return best;
 }
 
-// The block's own, unless a generation keeps that: then a free one, of the path whose turn it is.
+// The block's own slot, unless a generation keeps it: then a free slot of the path whose turn it
+// is.
 Result<uint32_t> Store::slot_to_write(BlockId block)
 {
     const uint32_t own = index_[block];
@@ -130,7 +131,7 @@ void Store::give_back(uint32_t at)
     striping_[path].free.push_back(at - paths_[path].first);
 }
 
-// It may have been forgotten, or dropped, meanwhile.
+// The block may have been forgotten, or its set dropped, meanwhile.
 void Store::leave(uint32_t at)
 {
     if (slots_[at].is_free()) give_back(at);
@@ -189,8 +190,8 @@ bool Store::holds(BlockId block) const
     return block < index_.size() && index_[block] != kNowhere && slots_[index_[block]].written;
 }
 
-// All that says whose bytes these are goes into the seed: the right bytes of another store, block,
-// slot or moment sum to something else.
+// The seed identifies store, block, slot and write: valid bytes of another store, block, slot or
+// time have another sum.
 uint64_t Store::seed(const Placement &place) const
 {
     uint64_t words[6] = {};

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The nvme tier: physical slots over one or more storage paths, which block lies in which slot, and
-// the checksum of every block, kept outside it. Opens the drivers and their superblocks; sends no
-// block itself: whoever moves bytes asks here where, seals before a write, verifies after a read.
-// What a generation keeps is not written over: the block gets another slot. Which generations there
-// are is not known here (generations.h). Must not know queues, tensors or tiers other than its own.
+// the checksum of every block, kept outside it. Opens the drivers and their superblocks, and sends
+// no block itself: the transfer engine asks here for the place of a block, seals it before a write
+// and verifies it after a read. A slot that a generation keeps is not overwritten: the block gets
+// another slot. The generations themselves are in generations.h. Must not know queues, tensors or
+// tiers other than its own.
 #pragma once
 
 #include <stepwell/driver.h>
@@ -29,7 +30,7 @@ constexpr uint32_t kSlotsMax = UINT32_MAX - 1;  // over all paths
 // Sets of slots that are kept, by number: a generation's region.
 constexpr uint32_t kKeepsMax = 8;
 
-// Where a block lies, and what its bytes must sum to. A copy: valid from begin_* to end_*.
+// The place of a block, and the checksum of its bytes. A copy, valid from begin_* to end_*.
 struct Placement {
     uint32_t path = 0;
     uint32_t slot = 0;                     // of that path
@@ -53,7 +54,7 @@ constexpr uint32_t kNowhere = UINT32_MAX;  // no slot, no path
 
 class Store {
 public:
-    // Bytes a path takes for that many blocks, its superblock included.
+    // Bytes of a path with that many blocks, its superblock included.
     static uint64_t path_bytes(uint64_t blocks, uint64_t block_bytes);
     // Blocks that fit into that many bytes split over `paths` paths, superblocks paid.
     static uint64_t blocks_in(uint64_t bytes, uint64_t block_bytes, uint32_t paths);
@@ -63,13 +64,13 @@ public:
     ~Store();
     Store(const Store &) = delete;
     Store &operator=(const Store &) = delete;
-    // TIMEOUT leaves what still has requests in flight open; call it again.
+    // TIMEOUT: paths with requests in flight stay open; call it again.
     Status close(uint64_t wait_ns);
 
-    // Where to write `bytes` of the block: its slot, a new one at its first write. The block is
-    // unreadable until end_write says that it was written. BUDGET: no slot is free.
+    // The place to write `bytes` of the block to: its slot, a new one at its first write. The block
+    // cannot be read until end_write reports that it was written. BUDGET: no slot is free.
     Result<Placement> begin_write(BlockId block, uint64_t bytes);
-    // Where to read the block. INTERNAL: it was not written, or not completely.
+    // The place to read the block from. INTERNAL: it was not written, or not completely.
     Result<Placement> begin_read(BlockId block);
     // The sum of the bytes about to be written, bound to store, block, slot and generation.
     void seal(Placement &placement, const void *data) const;
@@ -77,43 +78,43 @@ public:
     [[nodiscard]] uint64_t sum(const Placement &placement, const void *data) const;
     void end_write(const Placement &placement, bool written);
     void end_read(const Placement &placement);
-    // The block's slot may be reused, once nobody reads or writes it any more and nothing keeps it.
+    // The block's slot may be reused once no read or write uses it and no generation keeps it.
     void forget(BlockId block);
 
     // ---- what generations keep -----------------------------------------------------------------
     // The block's slot as it is written now belongs to the set as well. INTERNAL: it is not there,
     // or being written.
     Result<Placement> keep(BlockId block, uint32_t set);
-    // Nothing belongs to the set any more; what nobody else needs is free.
+    // Empties the set; slots that no block and no other set needs become free.
     void drop(uint32_t set);
-    // Before anybody else uses the store: what a manifest says lies in a slot belongs to the set.
-    // FORMAT: there is no such slot, or another manifest says otherwise.
+    // Before any other use of the store: adds a slot with the contents that a manifest names to the
+    // set. FORMAT: there is no such slot, or another manifest contradicts.
     Status load(const Placement &found, uint32_t set);
-    void loaded();  // the last of them: what nothing keeps is free
-    // The block's bytes are those of a slot that is kept. EXISTS: they are another block's.
+    void loaded();  // after the last load: slots that no set keeps are free
+    // Gives the block a kept slot. EXISTS: the slot belongs to another block.
     Status adopt(BlockId block, const Placement &found);
-    // Of each path, in their order: what completed so far is on stable storage. SYNC. Blocks.
+    // Puts all completed writes of each path, in order, on stable storage. SYNC. Blocks.
     Status flush();
 
     // Live budgets: takes `slots` free slots out of use and gives their space back to the file
-    // systems. BUSY when too few are free yet, UNSUPPORTED when a path cannot; nothing has changed
-    // then. One call of these two at a time. Blocks.
+    // systems. BUSY: too few are free yet; UNSUPPORTED: a path cannot give space back; nothing has
+    // changed then. One call of shrink and grow at a time. Blocks.
     Status shrink(uint64_t slots);
     // Takes that many back into use. NO_SPACE, and nothing has changed. Blocks.
     Status grow(uint64_t slots);
     [[nodiscard]] uint64_t resting_slots() const;  // out of use
 
-    // Room for block ids below that, so that begin_write does not allocate.
+    // Allocates the index for block ids below `ids`, so that begin_write does not allocate.
     void reserve_ids(uint64_t ids);
     [[nodiscard]] uint64_t growth_bytes(uint64_t ids) const;  // that reserve_ids() would add
     [[nodiscard]] bool holds(BlockId block) const;
 
-    // Before anybody else uses the store: what a path is known to do best, and how fast it is,
-    // which striping goes by until it has a figure of its own (0: not known).
+    // Before any other use of the store: the requests that are best for a path, and its bandwidth,
+    // which striping uses until it has measured its own (0: unknown).
     void set_requests(uint32_t path, const Requests &reads, const Requests &writes);
     void expect_bandwidth(uint32_t path, uint64_t bytes_per_s);
 
-    // What striping goes by: requests of the path in flight, told by whoever sends them.
+    // Requests of the path in flight, reported by their sender: the input of striping.
     void path_begin(uint32_t path, uint64_t now_ns);
     void path_end(uint32_t path, uint64_t bytes, uint64_t now_ns);
 
@@ -126,7 +127,7 @@ public:
     {
         return reads ? paths_[path].reads : paths_[path].writes;
     }
-    // Why it is slower than it could be, and why its fallback was taken; "" if not.
+    // Why it is slower than possible, and why its fallback is used; "" if neither.
     [[nodiscard]] const std::string &remark(uint32_t path) const { return paths_[path].remark; }
     [[nodiscard]] const Superblock &superblock(uint32_t path) const
     {
@@ -141,16 +142,16 @@ public:
     [[nodiscard]] uint64_t metadata_bytes() const;  // of the index
 
 private:
-    // What an nvme block costs in host memory: this, a place in a free list and one in index_.
+    // The host memory of an nvme block: this, an entry in a free list and one in index_.
     struct Slot {
         uint64_t sum = 0;
-        BlockId block = residency::kNone;      // whose it is now
-        BlockId sealed_as = residency::kNone;  // whose it was when it was written
+        BlockId block = residency::kNone;      // the block that has it now
+        BlockId sealed_as = residency::kNone;  // the block that had it when it was written
         uint32_t bytes = 0;
         uint32_t generation = 0;
         uint16_t users = 0;    // begun and not ended
         uint8_t kept = 0;      // a bit for each set
-        bool written = false;  // sum and bytes are of what is there
+        bool written = false;  // sum and bytes are those of its contents
         bool writing = false;
 
         [[nodiscard]] bool is_free() const

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Live budgets of the nvme tier: free slots go out of use and their space back to the file system,
-// and come into use again only once the space is promised again.
+// Live budgets of the nvme tier: free slots are taken out of use and their space is given back to
+// the file system; they are used again only after the space is reserved again.
 #include "lib/store/store.h"
 
 #include <algorithm>
 
 namespace stepwell::store {
 
-// From the path that has most of them free each time, so that striping keeps its width.
+// Each slot comes from the path with the most free slots, so that striping keeps its width.
 bool Store::rest(uint64_t slots, std::vector<uint32_t> *rested)
 {
     rested->reserve(slots);
@@ -69,7 +69,8 @@ Status Store::shrink(uint64_t slots)
         return Status::error(STW_ERROR_BUSY, "slots of the nvme tier are still being written");
     }
     for (size_t i = 0; i < rested.size(); ++i) {
-        // What one path gives, it gives again; what is kept all the same is only not given back.
+        // If the first slot can be given back, so can the others; a failure then only means that
+        // its space stays reserved.
         if (paths_[path_of(rested[i])].give_back(rested[i]) || i > 0) continue;
         const StoragePath &path = paths_[path_of(rested[i])];
         wake(rested);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Slots that generations keep: a bit for each set, on each slot. What is kept is neither written
-// over nor given out, whatever becomes of the block that it was written for.
+// Slots that generations keep: a bit for each set, on each slot. A kept slot is neither overwritten
+// nor reused, even if its block is forgotten.
 #include "lib/store/store.h"
 
 #include "lib/support/assert.h"

@@ -3,9 +3,9 @@
 // after any other uses the store.
 //
 // LOCK. A scratch path is an unlinked temporary file that only this process can open, so no lock is
-// needed. A store that stays has names: its driver takes an
-// open-file-description lock on each in open and reports LOCKED; it lasts as long as the
-// descriptor, and thereby until the kernel has finished the I/O of a process that was killed.
+// needed. A persistent store has named files: its driver takes an open-file-description lock on
+// each in open, and reports LOCKED. The lock lasts as long as the descriptor, and so until the
+// kernel has finished the I/O of a killed process.
 #include "lib/store/store.h"
 
 #include "lib/store/sync_io.h"
@@ -147,13 +147,13 @@ Status Store::open_all(const StoreOptions &options, const std::vector<uint64_t> 
             STW_TRY(paths_[i].read_superblock(options, uuid_));
         return {};
     }
-    // All are written before the first is read: two paths on one file would show.
+    // All are written before the first is read, which detects two paths on one file.
     for (uint32_t i = 0; i < blocks.size(); ++i) STW_TRY(paths_[i].write_superblock(options));
     for (uint32_t i = 0; i < blocks.size(); ++i) STW_TRY(paths_[i].check_superblock(options));
     return stays_ ? flush() : Status();
 }
 
-// Those of an open that failed half way: nothing of it is left. What was opened is closed.
+// Removes the files of a failed open, which are closed already.
 void Store::remove_files(const StoreOptions &options)
 {
     for (const StoragePath &path : paths_) {
@@ -219,7 +219,7 @@ Status Store::close(uint64_t wait_ns)
     return first;
 }
 
-// What still has requests in flight stays open for good: its memory is the device's.
+// A path with requests in flight is never closed: the device may still use their memory.
 Store::~Store()
 {
     (void)close(0);

@@ -15,9 +15,9 @@ namespace stepwell::memory {
 
 namespace {
 
-// The driver holds locks that others wait for while it registers, some 0.1 s for a GiB.
+// While it registers, about 0.1 s for a GiB, the driver holds locks that other threads wait for.
 constexpr uint64_t kSlabBytes = 64ull << 20;
-constexpr uint64_t kPieceBytes = 4ull << 20;  // smaller ones are tried once more, and no other
+constexpr uint64_t kPieceBytes = 4ull << 20;  // a smaller piece is tried once more
 constexpr uint32_t kFailuresMax = 2;
 
 uint32_t blocks_in(uint64_t bytes, uint64_t block_bytes)
@@ -73,7 +73,8 @@ HostPins::HostPins(Options options)
     }
 }
 
-// What everything passes through first, then what programs copy by themselves, then the blocks.
+// The staging rings come first, as all bytes pass through them, then scratch memory, which programs
+// copy themselves, then the blocks.
 void HostPins::make_slabs(Registrar &registrar) const
 {
     const uint32_t tensors = blocks_ - scratch_blocks_ - staging_blocks_;
@@ -126,7 +127,7 @@ void HostPins::run()
         if (registrar.warns) say(registrar);
 }
 
-// With a range of nothing: the registrar has something to say.
+// With an empty range: the registrar has a warning to log.
 bool HostPins::next(Registrar **registrar_out, Range *range_out)
 {
     for (Registrar &registrar : registrars_) {
@@ -145,7 +146,8 @@ bool HostPins::next(Registrar **registrar_out, Range *range_out)
     return false;
 }
 
-// What was refused may have been so for a moment. Once: the limit of a process stays.
+// A refusal may have been temporary, so refused slabs are tried once more. Only once: a limit of
+// the process stays.
 bool HostPins::ask_again(Registrar &registrar)
 {
     if (std::exchange(registrar.asked_again, true)) return false;
@@ -158,7 +160,7 @@ bool HostPins::ask_again(Registrar &registrar)
     return any;
 }
 
-// The failures of a slab that was refused stay counted, so that one more refusal ends it again.
+// The failures of a refused slab stay counted, so that the next refusal closes it again.
 void HostPins::reopen(Registrar &registrar, Slab &slab)
 {
     slab.open = true;
@@ -166,12 +168,12 @@ void HostPins::reopen(Registrar &registrar, Slab &slab)
     count(registrar, slab);
 }
 
-// The first run of blocks that are there and not registered.
+// The first run of blocks that have memory and are not registered.
 bool HostPins::next_in(const Registrar &registrar, const Slab &slab, Range *range_out) const
 {
     const uint32_t end = slab.range.first + slab.range.count;
     uint32_t first = slab.range.first;
-    // One that was joined may begin in the slab before.
+    // A joined registration may begin in the slab before.
     const auto before = registrar.pinned.upper_bound(first);
     if (before != registrar.pinned.begin()) {
         const auto &[begin, count] = *std::prev(before);
@@ -192,7 +194,7 @@ bool HostPins::next_in(const Registrar &registrar, const Slab &slab, Range *rang
     return true;
 }
 
-// Those of tensors come last, and all but the last one are of the same size.
+// Slabs of tensors come last, and all but the last one have the same size.
 HostPins::Slab &HostPins::slab_of(Registrar &registrar, uint32_t block) const
 {
     const uint32_t tensors = blocks_ - scratch_blocks_ - staging_blocks_;
@@ -233,7 +235,7 @@ void HostPins::register_one(Registrar &registrar, Range range)
     changed_.notify_all();
 }
 
-// Halves of it are next, or another slab.
+// Its halves are tried next, or another slab.
 void HostPins::refuse(Registrar &registrar, Range range, const stw_driver_error &error)
 {
     Slab &slab = slab_of(registrar, range.first);
@@ -278,7 +280,7 @@ void HostPins::say(Registrar &registrar)
     mutex_.lock();
 }
 
-// Blocks that are there and not registered, where they may still be.
+// Counts blocks that have memory, are not registered and may still be.
 void HostPins::count(const Registrar &registrar, Slab &slab)
 {
     const uint32_t end = slab.range.first + slab.range.count;
@@ -354,7 +356,7 @@ bool HostPins::is_busy(Range range) const
     return busy_.first < range.first + range.count && range.first < busy_.first + busy_.count;
 }
 
-// Where it is refused the slabs are registered as before, behind everybody's back.
+// After a refusal the thread registers the slabs as before.
 void HostPins::join(Range blocks, Range quiet)
 {
     MutexLock lock(mutex_);
@@ -378,7 +380,7 @@ void HostPins::join(Range blocks, Range quiet)
     changed_.notify_all();
 }
 
-// None begins, and those that did are over. A device that is lost copies nothing any more.
+// No copy begins, and those that did are over. A lost device makes no copies any more.
 void HostPins::hold_copies()
 {
     for (Copies &copies : copies_) copies.mutex.lock();
@@ -438,7 +440,7 @@ void HostPins::back(uint32_t first, uint32_t count)
     changed_.notify_all();
 }
 
-// All that is registered with one of the blocks goes; the rest of it comes back.
+// Ends all registrations with one of the blocks; their other blocks are registered again later.
 void HostPins::drop(Range range)
 {
     const uint32_t end = range.first + range.count;

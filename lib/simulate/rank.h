@@ -18,7 +18,7 @@ struct World::View {
     bool by_gate = false;
 };
 
-// In the order in which all ranks were asked for them: a gather, or a sum.
+// A gather or a sum, in the order in which all ranks got their calls.
 struct World::Collective {
     uint32_t tile = 0;
     gathering::GatherId gather = 0;  // 0: a sum
@@ -48,11 +48,11 @@ struct World::Rank final : residency::CommandSink, residency::EventHook {
     // Of the program's operations.
     struct Progress {
         std::vector<bool> is_done;
-        std::vector<Instant> began;  // of rank 0, as is the next: what it waited for is looked up
+        std::vector<Instant> began;  // of rank 0, as is the next: for the causes of its waits
         std::vector<Instant> ended;
     };
 
-    // When what the last gather of a tile waited for had come.
+    // When the inputs of the last gather of a tile had arrived.
     struct Arrival {
         Instant updated = 0;
         Instant slice = 0;

@@ -27,7 +27,7 @@ struct Part {
     uint32_t states_used = 0;              // with these
     kernels::Coefficients coefficients{};  // of the update threads
     double sum = 0.0;           // of the squares of its gradient, as far as it was scanned
-    bool makes_master = false;  // in its first update: others were there before it, and made theirs
+    bool makes_master = false;  // in its first update, if earlier parts of it made theirs
     bool makes_average = false;
 };
 
@@ -35,12 +35,12 @@ enum class StepPhase : uint8_t { kIdle, kScan, kVerdict, kUpdate };
 
 struct Step;
 
-// One parameter's way through a step. Between steps nobody but the optimizer's caller uses it.
+// A parameter in a step. Between steps only the optimizer's caller uses it.
 struct ParameterJob final : Job {
     // Order of turns and layouts; master and average, where there are any, and the states follow.
     enum : uint32_t { kParameter, kGradient, kOthers };
 
-    // The tensors of its update: what an entry says of them, and where each one's bytes lie.
+    // The tensors of its update: their description in the entry, and the place of each one's bytes.
     struct Shape {
         uint32_t parameter_dtype;
         uint32_t gradient_dtype;
@@ -75,7 +75,7 @@ struct ParameterJob final : Job {
     Status results(Chunk &chunk) override;
     void end() override;
 
-    // Of its next step, which has its claim and has not begun; calls devices.
+    // The place of its next step, which has its claim and has not begun; calls devices.
     [[nodiscard]] PlaceId find_place() const;
     void begin(StepPhase next);
     [[nodiscard]] std::vector<ElementRange> ranges() const;
@@ -123,9 +123,9 @@ struct ParameterJob final : Job {
     const uint32_t index;       // in the order of entries
     Shape shape;                // constant
     std::vector<Part *> parts;  // in the order of entries
-    uint64_t count = 0;         // updates that are through
+    uint64_t count = 0;         // completed updates
     bool selected = false;      // of the caller of step()
-    Step *step = nullptr;       // whose it is, until its tensors are unclaimed
+    Step *step = nullptr;       // its step, until its tensors are unclaimed
 
     StepPhase phase = StepPhase::kIdle;
     bool empty = false;        // no gradient
@@ -133,7 +133,7 @@ struct ParameterJob final : Job {
     uint64_t element_cut = 0;  // of that part
     uint64_t next_ordinal = 0;
     uint64_t settled = 0;     // chunks of the scan whose sums are taken, in order
-    Chunk *parked = nullptr;  // through before their turn
+    Chunk *parked = nullptr;  // completed before their turn
     kernels::ScanResult scanned;
     Measure measure;
     ParameterJob *next_undecided = nullptr;
@@ -159,10 +159,10 @@ struct Step {
     uint32_t scans_left = 0;
     uint32_t jobs_left = 0;  // and the agreement
     Agreement *agreement = nullptr;
-    uint64_t demanded = kNotPreferred;  // somebody waits for what the verdict holds up
-    ParameterJob *undecided = nullptr;  // those the verdict is about, set with it
-    Status verdict;                     // OK, SKIPPED or why there is none
-    Status failure;                     // first cause a parameter missed its update for
+    uint64_t demanded = kNotPreferred;  // a call waits for an update that needs the verdict
+    ParameterJob *undecided = nullptr;  // parameters that the verdict is about, set with it
+    Status verdict;                     // OK, SKIPPED or the reason why there is none
+    Status failure;                     // first reason why a parameter missed its update
     StepResult result;
 };
 
@@ -191,7 +191,8 @@ struct Optimizer::Parts {
     Step &new_step() STW_REQUIRES(pipeline.mutex);
     bool activate(ClaimId claim) STW_REQUIRES(pipeline.mutex);
     void prepare(const StepOptions &options) STW_REQUIRES(pipeline.mutex);
-    // With the last scan: what comes of it. False when nothing is updated: give_back() then.
+    // After the last scan: decides about the step. False: nothing is updated, and give_back()
+    // follows.
     bool decide(Step &step) STW_REQUIRES(pipeline.mutex);
     bool conclude(Step &step, const Verdict &all) STW_REQUIRES(pipeline.mutex);
     bool go_ahead(Step &step, const Verdict &all) STW_REQUIRES(pipeline.mutex);
@@ -207,7 +208,7 @@ struct Optimizer::Parts {
     double average_decay = 0.0;             // 0: no average
     TorchOrder torch_order;                 // none: the library's own
     std::deque<Part> parts;                 // in the order of entries; grows between steps only
-    std::vector<ParameterJob *> part_jobs;  // whose part it is
+    std::vector<ParameterJob *> part_jobs;  // the job of each part
     std::deque<ParameterJob> jobs;
     std::unordered_map<TensorId, ParameterJob *> by_tensor;
     std::map<uint32_t, stw_hyper> hypers;
@@ -216,7 +217,7 @@ struct Optimizer::Parts {
     std::vector<TensorId> gradients;     // of those chosen
     std::vector<uint64_t> versions;      // of these, as claimed
     std::vector<PlaceId> places;         // of those chosen
-    // One for each parameter that may be under way, and one.
+    // One for each parameter that may be in a step, and one more.
     std::deque<Step> steps{1};
     Step *last = &steps.front();     // as called; one with a verdict is the last while it is active
     std::vector<Step *> idle_steps;  // neither active nor the last

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A parameter that is worked on by a device: where that is, and what of it the device is asked for.
+// A parameter that is updated on a device: the choice of the device, and its pieces of work.
 #include "lib/support/assert.h"
 #include "lib/update/optimizer_parts.h"
 
@@ -32,8 +32,8 @@ static_assert(static_cast<uint32_t>(kernels::Decay::kDecoupled) == STW_DECAY_DEC
 
 }  // namespace
 
-// What stays is its states; where it has none, itself. Torch's order is that of its CPU kernels,
-// which no device has.
+// The states decide, or the parameter itself if it has none. The order of PyTorch is that of its
+// CPU kernels, which no device has.
 PlaceId ParameterJob::find_place() const
 {
     if (owner.custom.update != nullptr || owner.torch_order) return kAnyCpuPlace;
@@ -72,7 +72,7 @@ Status ParameterJob::results(Chunk &chunk)
                                                     &chunk.scan);
 }
 
-// Where a tensor's elements from `done` on lie, and how many of them side by side.
+// The address of a tensor's elements from `done` on, and how many of them are contiguous.
 uint64_t ParameterJob::lie_together(const Chunk &chunk, uint32_t tensor, uint64_t done,
                                     void **pointer_out) const
 {
@@ -99,7 +99,8 @@ uint64_t ParameterJob::lie_together(const Chunk &chunk, uint32_t tensor, uint64_
     return bytes / shape.layouts[tensor].element_bytes;
 }
 
-// In as few pieces of work as the blocks of its tensors lie together: each costs a launch.
+// In as few pieces of work as the contiguous blocks of its tensors allow: each piece costs a
+// launch.
 Status ParameterJob::update_on_device(const Chunk &chunk, const Part &part) const
 {
     const uint32_t n = shape.first_state() + part.states_used;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One parameter's way through a step: its gradient is scanned where a verdict is wanted, then its
-// chunks are updated in order of address. A failed chunk fails this parameter and no other.
+// A parameter in a step: its gradient is scanned if a verdict is requested, then its chunks are
+// updated in order of address. A failed chunk fails this parameter and no other.
 #include "lib/support/assert.h"
 #include "lib/update/optimizer_parts.h"
 
@@ -15,7 +15,8 @@ using kernels::kScanBlockElements;
 
 namespace {
 
-// What follows the kernel finds its operands in the processor's cache, and room on the stack.
+// After the kernel the operands are still in the processor's cache; temporary values fit on the
+// stack.
 constexpr uint64_t kSliceElements = 8192;
 
 }  // namespace
@@ -73,7 +74,7 @@ std::vector<ElementRange> ParameterJob::ranges() const
 bool ParameterJob::take_measure(uint64_t version)
 {
     const Measurement *const known = measure.use(version);
-    // Others that have a turn before it may be at work on its other tensors.
+    // Jobs with an earlier turn may still work on its other tensors.
     if (known == nullptr || blocked > 0) return false;
     scanned = known->scan;
     for (size_t i = 0; i < parts.size(); ++i) parts[i]->sum = known->sums[i];
@@ -145,7 +146,7 @@ void ParameterJob::cut_scan(Chunk &chunk) const
 }
 
 // The states are not needed before the next step; the parameter is, soon. Neighbours of one tensor
-// do not stand side by side: they would be asked for as a run of slots, which may be hard to have.
+// are kept apart: adjacent ones would be requested as a run of slots, which may be hard to get.
 void ParameterJob::cut_update(Chunk &chunk) const
 {
     chunk.scans = false;
@@ -173,7 +174,7 @@ void ParameterJob::cut_update(Chunk &chunk) const
     STW_ASSERT(on_device() || chunk.piece_count == n);
 }
 
-// Sums are taken in the order of addresses; chunks that are through before their turn keep theirs.
+// Sums are taken in the order of addresses; chunks that are completed before their turn are kept.
 Chunk *ParameterJob::settle(Chunk &chunk)
 {
     chunk.next = nullptr;
@@ -206,7 +207,7 @@ Status ParameterJob::refused(Status status)
     if (status.code() != STW_ERROR_EMPTY) return status;
     if (owner.pipeline.tiers.contents(shape.layouts[kGradient].tensor) != Contents::kEmpty)
         return status;
-    empty = true;  // nobody cuts this job now
+    empty = true;  // no thread cuts this job now
     return {};
 }
 
@@ -256,7 +257,7 @@ Status ParameterJob::run(Chunk &chunk)
     return {};
 }
 
-// A unit of the scan that lies in two blocks is put together first: its sum has one order.
+// A unit of the scan that spans two blocks is copied together first: its sum has a fixed order.
 void ParameterJob::scan(Chunk &chunk) const
 {
     alignas(64) unsigned char together[kScanBlockElements * sizeof(float)];
@@ -399,7 +400,7 @@ bool ParameterJob::master_is_stale() const
            tiers.version(shape.layouts[kOthers].tensor) == master_version;
 }
 
-// Parts that come later have to make theirs themselves: the tensor has contents by then.
+// Parts that are added later must make theirs themselves, as the tensor then has contents.
 void ParameterJob::note_made()
 {
     made_master |= fresh.master;
@@ -414,7 +415,7 @@ void ParameterJob::on_preferred() STW_NO_THREAD_ANALYSIS
 {
     if (phase != StepPhase::kScan && phase != StepPhase::kVerdict) return;
     if (step->demanded != kNotPreferred) return;
-    // Every scan of the step is in the way of this parameter's update.
+    // This parameter's update waits for every scan of the step.
     step->demanded = preference;
     for (ParameterJob *job : owner.chosen) {
         if (job->phase != StepPhase::kScan) continue;
@@ -447,8 +448,8 @@ void ParameterJob::end_scan()
         last = --step->scans_left == 0;
         if (last) goes_ahead = owner.decide(*step);
     }
-    // The step, and what it is made of, lasts until the last job has left: this one comes after
-    // those it gives back, or is one of them.
+    // The step exists until the last job has left it: this job leaves after those that it gives
+    // back, or is one of them.
     if (last && !goes_ahead) Optimizer::Parts::give_back(*step);
     if (leaves) leave(false);
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The inside of the pipeline: chunks, jobs (one tensor's way through a step, or one sum) and the
 // machine that takes chunks of jobs from their fetch to their release. Jobs decide what is cut and
-// computed; the machine decides when. Two locks: `claiming` around whatever claims, so that claims
-// and the queues below have one order; `mutex`, a leaf, around all else. Tiers are never called
-// with `mutex` held.
+// computed; the machine decides when. Two locks: `claiming` around all claims, so that claims and
+// the queues below have one order; `mutex`, a leaf, around all else. Tiers are never called with
+// `mutex` held.
 #pragma once
 
 #include "lib/support/thread_annotations.h"
@@ -20,17 +20,17 @@ namespace stepwell::update {
 
 constexpr uint64_t kNotPreferred = UINT64_MAX;
 constexpr uint32_t kJobTensorsMax = 12;   // parameter, gradient, master, average and the states
-constexpr uint32_t kPreferredChunks = 8;  // of kChunksMax, kept for what somebody waits for
+constexpr uint32_t kPreferredChunks = 8;  // of kChunksMax, reserved for jobs that a call waits for
 
 struct Job;
 
-// What is waited for comes first, then what was asked for first.
+// Jobs that a call waits for come first, then jobs in the order of their requests.
 struct ReadyOrder {
     bool operator()(const Job *a, const Job *b) const;
 };
 using ReadyJobs = std::set<Job *, ReadyOrder>;
 
-// One fetch on its way: asked, granted or refused, worked on, released.
+// One fetch: requested, granted or refused, worked on, released.
 struct Chunk {
     Pipeline::Parts *pipeline = nullptr;
     Job *job = nullptr;
@@ -48,7 +48,7 @@ struct Chunk {
     uint64_t ticket = 0;
     uint64_t busy_ns = 0;
     bool begun = false;     // on a device, and given back: its results are still to come
-    uint64_t begun_as = 0;  // what the device calls it
+    uint64_t begun_as = 0;  // the device's number for it
     Status status;
     Piece pieces[kPiecesMax];
     uint8_t owners[kPiecesMax] = {};  // of an update's pieces: which of the job's tensors
@@ -91,9 +91,8 @@ struct Turn {
     Turn *behind = nullptr;
 };
 
-// Goes through one phase or several: its first chunk alone (so that whatever waits for a view or an
-// earlier claim takes one chunk of the window and no more), then as many as the window has room
-// for.
+// Goes through one or several phases: first one chunk alone (so that a job that waits for a view or
+// an earlier claim takes only one chunk of the window), then as many as the window has room for.
 // Members are guarded by the pipeline's mutex unless they say otherwise.
 struct Job {
     Job();
@@ -104,20 +103,21 @@ struct Job {
     virtual void cut(Chunk &chunk) = 0;
     [[nodiscard]] virtual bool more() const = 0;              // to be cut
     [[nodiscard]] virtual uint32_t chunk_pieces() const = 0;  // at most, of the next chunk
-    // A chunk was worked on. Returns the list of those that are not needed any more.
+    // A chunk was worked on. Returns the list of chunks that are not needed any more.
     virtual Chunk *settle(Chunk &chunk) = 0;
-    // Somebody waits for one of its tensors; once.
+    // A call waits for one of its tensors; called once.
     virtual void on_preferred() {}
 
-    // Without it, on an update thread.
-    // The first chunk of the phase was granted: the claim is served, nothing is changed yet.
+    // Without the mutex, on an update thread. The first chunk of the phase was granted: the claim
+    // has its turn, nothing has changed yet.
     virtual Status opened() = 0;
     // The first chunk was refused; OK if that is an answer as well.
     virtual Status refused(Status status) { return status; }
     virtual Status run(Chunk &chunk) = 0;
-    // The results of one that `begun` says are to come. Waits for the device.
+    // The results of a chunk with `begun`. Waits for the device.
     virtual Status results(Chunk &) { return {}; }
-    // No chunk is in flight and none will come. Last call of the phase; the job may be gone after.
+    // No chunk is in flight and none will come. Last call of the phase; the job may have been
+    // deleted after it.
     virtual void end() = 0;
 
     Turn turns[kJobTensorsMax];  // set before it is queued, not changed while it is
@@ -131,7 +131,7 @@ struct Job {
     uint64_t sequence = 0;
     uint64_t preference = kNotPreferred;  // of the job: the order in which they were asked for
     uint64_t rank = kNotPreferred;        // of its present phase
-    bool ready = false;                   // in the set of those that may be cut
+    bool ready = false;                   // in the set of jobs that may be cut
     ReadyJobs::node_type node;            // of that set, while it is not in it: no allocation later
     bool open = false;
     bool urgent = false;  // a call waits for this phase
@@ -176,7 +176,7 @@ struct Pipeline::Parts {
     static void fetch_done(void *user, const Status &status, uint64_t ticket,
                            void *const *pointers);
 
-    // turns.cpp: who may work on a tensor, and who comes first
+    // turns.cpp: turns of jobs on a tensor, and their order
     void reserve_tensor(TensorId tensor) STW_REQUIRES(mutex);
     void enqueue(Job &job) STW_REQUIRES(mutex);
     void activate(Job &job, ClaimId claim) STW_REQUIRES(mutex);
@@ -189,7 +189,7 @@ struct Pipeline::Parts {
     void retire(Job &job) STW_REQUIRES(mutex);
     void job_gone() STW_REQUIRES(mutex);
 
-    // measure.cpp: gradients that are measured by those who write them
+    // measure.cpp: gradients that are measured by their writers
     uint64_t wants_measure(TensorId gradient, std::vector<ElementRange> &parts_out)
         STW_EXCLUDES(mutex);
     void measured(TensorId gradient, uint64_t order, Measurement measurement, uint64_t version)
@@ -212,7 +212,7 @@ struct Pipeline::Parts {
         Measure *measure = nullptr;  // of the parameter whose gradient it is
     };
 
-    // Of what is worked on at one place.
+    // The work at one place.
     struct Window {
         PlaceId place = kAnyCpuPlace;
         uint64_t limit = 0;
@@ -235,7 +235,7 @@ struct Pipeline::Parts {
     ChunkPool chunks STW_GUARDED_BY(mutex);   // one that is handed to a thread is the thread's
     ChunkList arrived STW_GUARDED_BY(mutex);  // their bytes have come, or will not
     ChunkList begun STW_GUARDED_BY(mutex);    // on devices, in order
-    uint32_t chunks_in_flight STW_GUARDED_BY(mutex) = 0;  // asked for and not given back
+    uint32_t chunks_in_flight STW_GUARDED_BY(mutex) = 0;  // requested and not given back
     std::vector<Queue> queues STW_GUARDED_BY(mutex);      // by tensor
     uint64_t next_sequence STW_GUARDED_BY(mutex) = 1;
     uint64_t next_preference STW_GUARDED_BY(mutex) = 0;
@@ -244,9 +244,9 @@ struct Pipeline::Parts {
     std::atomic<uint32_t> measures{0};  // that are wanted; changed with the mutex held
     uint32_t accumulations STW_GUARDED_BY(mutex) = 0;
     bool closing STW_GUARDED_BY(mutex) = false;
-    // Threads between taking work and having asked for more.
+    // Threads between taking work and having requested more.
     uint32_t active STW_GUARDED_BY(mutex) = 0;
-    bool pump_wanted STW_GUARDED_BY(mutex) = false;  // by somebody who may not ask himself
+    bool pump_wanted STW_GUARDED_BY(mutex) = false;  // by a thread that must not pump itself
     bool stopping STW_GUARDED_BY(mutex) = false;
     PipelineStats totals STW_GUARDED_BY(mutex);
 };

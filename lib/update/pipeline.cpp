@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The window: which chunk is asked for next and how many may be in flight, and the calls on a
-// pipeline. Any thread asks for chunks after whatever made room; nobody waits for a fetch.
+// The window: which chunk is requested next and how many may be in flight, and the calls on a
+// pipeline. The thread that made room requests chunks; no thread waits for a fetch.
 #include "lib/update/pipeline.h"
 
 #include "lib/support/assert.h"
@@ -77,9 +77,9 @@ void ChunkPool::give_back_all(Chunk *list)
     }
 }
 
-// Ordinary chunks leave room for one that somebody waits for, but never less than two of their own:
-// with fewer, nothing would overlap. The first chunk of what somebody waits for passes a full
-// window: those in it may wait for him.
+// Ordinary chunks leave room for one that a call waits for, but have at least two of their own:
+// with fewer, nothing would overlap. The first chunk of a job that a call waits for may exceed a
+// full window: chunks in the window may wait for that job.
 bool Pipeline::Parts::window_has_room(const Job &job, uint64_t cost_bytes) const
 {
     const bool preferred = job.rank != kNotPreferred;
@@ -104,7 +104,7 @@ void Pipeline::Parts::place_job(Job &job, PlaceId place)
     job.run_pieces = static_cast<uint32_t>(pieces);
 }
 
-// The first of those whose window has room: what waits at one place holds up no other.
+// The first job whose window has room: a job that waits at one place delays none at another place.
 Job *Pipeline::Parts::next_job()
 {
     Job *next = nullptr;
@@ -142,13 +142,13 @@ Chunk *Pipeline::Parts::next_chunk()
     return &chunk;
 }
 
-// A call of the program's asks for one chunk, and leaves the rest to an update thread: it is not
-// to pay for what others have asked for.
+// A call of the program requests one chunk and leaves the rest to an update thread, so that it does
+// not spend time on requests of other calls.
 void Pipeline::Parts::pump(uint32_t most)
 {
     bool first = true;
     for (uint32_t asked = 0;; ++asked, first = false) {
-        // A copy: the answer may come, and the chunk be used again, before fetch() returns.
+        // A copy: the result may come, and the chunk be reused, before fetch() returns.
         Piece pieces[kPiecesMax];
         uint32_t n = 0;
         ClaimId claim = 0;
@@ -190,7 +190,7 @@ void Pipeline::Parts::fetch_done(void *user, const Status &status, uint64_t tick
     chunk.ticket = ticket;
     if (chunk.status.ok()) std::copy(pointers, pointers + chunk.piece_count, chunk.pointers);
     parts.arrived.append(chunk);
-    // Under the lock: once it is free, a close may take all of this away.
+    // Under the lock: after it is released, a close may delete the pipeline.
     parts.work_ready.notify_one();
 }
 

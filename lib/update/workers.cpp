@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The update threads: take a chunk whose bytes have come, do what its job does, give it back, and
-// ask for the next ones. They wait for work and for nothing else.
+// ask for the next ones. They wait for work only.
 #include "lib/update/parts.h"
 
 #include "lib/observe/nvtx.h"
@@ -44,7 +44,7 @@ void Pipeline::Parts::stop_threads()
     threads.clear();
 }
 
-// While the pipeline closes, what has not begun is ended by whoever has nothing else to do.
+// While the pipeline closes, an idle update thread ends the jobs that have not begun.
 Job *Pipeline::Parts::take_closed()
 {
     if (!closing) return nullptr;
@@ -83,7 +83,7 @@ bool Pipeline::Parts::idle() const
     return arrived.empty() && begun.empty() && !pump_wanted && !stopping;
 }
 
-// What has come is begun first: a device works on while somebody waits for what it has.
+// Arrived chunks are begun before results are waited for, so that a device always has work.
 Chunk *Pipeline::Parts::take_work()
 {
     return arrived.empty() ? begun.take() : arrived.take();
@@ -164,7 +164,7 @@ void Pipeline::Parts::finish(Chunk &chunk)
     if (ended) job.end();
 }
 
-// The rest of the job's chunks may come now, and are on their way before the first is worked on.
+// The other chunks of the job may come now, and are requested before the first one is worked on.
 void Pipeline::Parts::open_job(Chunk &chunk, Status &status)
 {
     Job &job = *chunk.job;
@@ -204,7 +204,7 @@ void Pipeline::Parts::count(const Chunk &chunk)
     }
 }
 
-// True when this was the last chunk of its job's phase. The job is the caller's then.
+// True when this was the last chunk of its job's phase. The caller then owns the job.
 bool Pipeline::Parts::settle(Chunk &chunk, bool granted, Status status)
 {
     Job &job = *chunk.job;

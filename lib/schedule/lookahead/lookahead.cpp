@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Each use is looked at once when it comes near or far, and once more when it goes from far to
-// near; what a call costs beyond that is one pass over those that are not over.
+// Each use is examined once when it becomes near or far, and once more when it goes from far to
+// near; beyond that a call costs one pass over the uses that are still ahead.
 #include "lib/schedule/lookahead/lookahead.h"
 
 #include <algorithm>
@@ -42,7 +42,7 @@ uint64_t ns_of(uint64_t bytes, uint64_t bytes_per_s)
     return static_cast<uint64_t>(static_cast<double>(bytes) * 1e9 / speed);
 }
 
-// What may come ahead of it; nothing of what goes wherever the CPU can use it, or may not be used.
+// The bytes that may be prefetched for it; none if its place is not fixed or it may not be used.
 residency::Lack lack_of(const residency::Core &core, const Expected &use, PlaceId place)
 {
     if (use.unsure || use.request.place == residency::kAnyCpuPlace) return {};
@@ -78,7 +78,7 @@ void Lookahead::set_bandwidth(PlaceId from, PlaceId to, uint64_t bytes_per_s)
     bytes_per_s_[from][to] = bytes_per_s;
 }
 
-// What has passed makes room; another order ahead is looked at from its beginning.
+// Passed uses free their room; another order ahead is examined from its beginning.
 void Lookahead::follow(const Forecast &forecast)
 {
     const bool other = forecast.turn() != turn_ || forecast.passed() < passed_;
@@ -123,8 +123,8 @@ uint64_t Lookahead::cost_of(const residency::Lack &lack) const
     return cost;
 }
 
-// Where the CPU works on it, and as far as it is on the disk: what is in memory is there. Of the
-// far ones those alone that go to the host tier, as the other places are full.
+// At the place where the CPU works on it, and only bytes on the disk: bytes in memory need no
+// prefetch. Of far uses only those that go to the host tier, as the other places are full.
 bool Lookahead::bring_update(const residency::Core &core, Item &item, Zone zone)
 {
     const residency::Lack lack = item.use.unsure ? residency::Lack{} : core.lack(item.use.request);
@@ -174,8 +174,8 @@ bool Lookahead::bring_near(const residency::Core &core, Item &item)
     return true;
 }
 
-// As far as the host tier: room for all that is used next behind the near ones, bytes of what is on
-// the disk alone.
+// As far as the host tier: room for all uses after the near ones, bytes of tensors on the disk
+// only.
 bool Lookahead::bring_far(const residency::Core &core, Item &item)
 {
     if (item.use.update) return bring_update(core, item, Zone::kFar);
@@ -200,8 +200,8 @@ bool Lookahead::bring_far(const residency::Core &core, Item &item)
     return true;
 }
 
-// Near and far depend on the accesses so far and on the budgets, not on transfers since: a look at
-// each end of a transfer is short.
+// Near and far depend on the accesses so far and on the budgets, not on transfers, so the call
+// after a transfer is short.
 void Lookahead::extend(const residency::Core &core, const Forecast &forecast)
 {
     std::array<uint64_t, residency::kPlacesMax> budgets{};
@@ -234,22 +234,22 @@ void Lookahead::extend(const residency::Core &core, const Forecast &forecast)
     do {
         if (items_.back().zone == Zone::kFar) continue;
         if (bring_far(core, items_.back())) continue;
-        // What is used from here on has no room in either tier until then.
+        // From this use on there is no room in either tier until then.
         horizon_[full] = distance(items_.size() - 1);
         if (items_.size() - 1 > near_) horizon_[host_] = horizon_[full];
         return;
     } while (append());
 }
 
-// Those that are near or far.
+// The items that are near or far.
 size_t Lookahead::known_items() const
 {
     const bool out = !items_.empty() && items_.back().zone == Zone::kOut;
     return items_.size() - out;
 }
 
-// What is used behind all that has room: it cannot be brought yet, but the link will be wanted for
-// it. Once is enough of each tensor, as it may stay.
+// Uses after all that have room: they cannot be prefetched yet, but will need the link. One use per
+// tensor is enough, as it may stay.
 void Lookahead::look_later(const residency::Core &core, const Forecast &forecast)
 {
     if (knows_later_) return;
@@ -306,8 +306,8 @@ void Lookahead::find_slack(size_t first, int64_t enough)
     }
 }
 
-// The earliest of the latest starts of all from `first` on, each behind those before it, and of
-// what is used later, for which the link may never rest from now on.
+// The earliest of the latest starts of all items from `first` on, each after the ones before it,
+// and of later uses, which assume that the link is busy from now on.
 Instant Lookahead::latest_start(const Forecast &forecast, Instant now, size_t first)
 {
     const uint64_t next_ns = known_items() == 0 ? 0 : items_.front().use.compute_ns;
@@ -330,8 +330,8 @@ Instant Lookahead::latest_start(const Forecast &forecast, Instant now, size_t fi
     return latest == INT64_MAX ? kNever : static_cast<Instant>(std::max<int64_t>(latest, 0));
 }
 
-// What comes early keeps room that something known would have used: the links are kept busy, and no
-// more. Of what has begun to come the rest comes too.
+// An early prefetch takes room that a known use needs: only as much is in flight as keeps the links
+// busy. Pieces of a tensor that has begun to arrive follow.
 bool Lookahead::may_evict(const residency::Core &core, const Item &item) const
 {
     const uint64_t flying = flying_.bytes(item.place);
@@ -437,7 +437,7 @@ void Lookahead::cut(const residency::Core &core, residency::Request &request, re
     }
 }
 
-// Something has to leave for the item: not yet, if that is early enough later.
+// The item needs an eviction: not yet, if later is early enough.
 bool Lookahead::may_start(const residency::Core &core, const Forecast &forecast, Instant now,
                           size_t index)
 {
@@ -467,7 +467,7 @@ std::optional<residency::FetchAsked> Lookahead::propose(const residency::Core &c
             wake_ = std::min(wake_, refusal.until);
             continue;
         }
-        // Where there is no room at all it is too early, whatever the item lacks by now.
+        // Without any room it is too early, no matter what the item lacks.
         const bool full = free == 0;
         if (full && !may_start(core, forecast, now, i)) return {};
         residency::Request request = item.use.request;
@@ -478,12 +478,12 @@ std::optional<residency::FetchAsked> Lookahead::propose(const residency::Core &c
         residency::Lack lack = core.lack(request);
         // An update that has begun has all of its tensors: these are passed by.
         if (lack.busy && !item.use.update && ++busy > kBusyMax) return {};
-        if (lack.busy) continue;  // a hint would wait for who has it, and he may be long
+        if (lack.busy) continue;  // a hint would wait for its present user, maybe for long
         set_lacks(item, lack.readable && lack.bytes > 0);
         if (!item.lacks) continue;
         const bool evicts = !full && free < lack.bytes;
         if (evicts && !may_start(core, forecast, now, i)) return {};
-        // Of what was refused comes what has room by now: the rest may have to wait for views.
+        // After a refusal only as much as has room: the rest may have to wait for views.
         const bool again = evicts && refusal.pause_ns > 0;
         if (full || evicts) cut(core, request, lack, again ? free : kNever);
         refusal.room_tried |= now < refusal.until;
@@ -540,7 +540,7 @@ bool Lookahead::ended(residency::FetchId fetch, End end)
     return true;
 }
 
-// Null when it is over, or wanted elsewhere by now.
+// Null: the use is over, or needs another place by now.
 Lookahead::Item *Lookahead::item_of(const Flight &flight)
 {
     const bool ahead = flight.turn == turn_ && flight.position >= passed_ &&

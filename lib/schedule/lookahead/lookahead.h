@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lookahead: which of the fetches expected next should have their bytes on the way now, and to
-// which place. It asks the core where bytes are and starts nothing itself; what it proposes are
-// hints, which fail without harm.
+// Lookahead: which of the next expected fetches should be prefetched now, and to which place. It
+// asks the core where bytes are and starts nothing itself; its proposals are hints, which fail
+// without harm.
 //
-// Near are the next fetches, as many as have room at their places beside each other: whatever they
-// push out is needed later. Far are those behind them, whose bytes come from the disk as far as the
-// host tier. Where room is free a prefetch starts at once; where something has to leave for it, as
-// late as the measured bandwidths call safe, and piece by piece: the room of a large tensor would
-// stand empty for as long as its bytes are on their way.
-// Pure; one thread at a time.
+// Near are the next fetches, as many as fit at their places together: the blocks that they evict
+// are needed later. Far are the ones after them, whose bytes come from the disk as far as the host
+// tier. If room is free, a prefetch starts at once; if it has to evict, as late as the measured
+// bandwidths permit, and piece by piece: the room of a large tensor would be unused while its bytes
+// are in transfer. Pure; one thread at a time.
 #pragma once
 
 #include "lib/residency/core.h"
@@ -27,28 +26,28 @@ class Lookahead {
 public:
     Lookahead(residency::PlaceId host, residency::PlaceId nvme);
     Lookahead(Lookahead &&) = default;  // no copies: items point to rooms
-    // Measured; 0 is not known, and taken for a slow link.
+    // Measured; 0: unknown, treated as a slow link.
     void set_bandwidth(residency::PlaceId from, residency::PlaceId to, uint64_t bytes_per_s);
 
-    // The prefetch to be asked of the core now. After asked() ask again, until there is none.
+    // The prefetch to request from the core now. After asked() call it again, until there is none.
     std::optional<residency::FetchAsked> next(const residency::Core &core, const Forecast &forecast,
                                               residency::Instant now);
-    void asked(residency::FetchId fetch);  // the number of what next() returned
-    // What found no room is proposed again, what failed is left to the demand. False: not one of
-    // these.
+    void asked(residency::FetchId fetch);  // the number of the fetch that next() returned
+    // A prefetch that found no room is proposed again, one that failed is left to the demand.
+    // False: not one of these.
     enum class End : uint8_t { kThere, kNoRoom, kFailed };
     bool ended(residency::FetchId fetch, End end);
-    // When next() may have another answer although nothing else has happened; kNever.
+    // When next() may have another result without any other event; kNever.
     [[nodiscard]] residency::Instant wake() const { return wake_; }
     [[nodiscard]] size_t in_flight() const { return flying_.count(); }
     [[nodiscard]] std::vector<residency::FetchId> fetches() const { return flying_.fetches(); }
 
     // Accesses from now until what is expected fits neither the place nor, behind a device, the
-    // host tier: what is used later than that has to go to the disk before. kNever while all that
-    // is known fits.
+    // host tier: tensors that are used later than that must go to the disk until then. kNever while
+    // all that is known fits.
     [[nodiscard]] uint64_t horizon(residency::PlaceId place) const { return horizon_[place]; }
 
-    // What it may become, with all its tables full.
+    // Its largest size, with all tables full.
     [[nodiscard]] static uint64_t metadata_bytes_max();
 
 private:
@@ -72,7 +71,7 @@ private:
         uint64_t compute_ns = 0;
         uint64_t cost_ns = 0;  // of what it lacks by now
     };
-    // When a program that makes room unseen, at releases of hits, is looked at again: less and less
+    // When to look again at a program that makes room unnoticed, by releases of hits: less and less
     // often while its next fetch does not come.
     class Poll {
     public:

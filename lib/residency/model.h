@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace stepwell::residency {
@@ -123,7 +124,7 @@ struct Tensor {
 
 // Where a pack stands among those that leave a place, first to last: by the program's rules, then
 // by the plan. Without a plan, what is equal in all but the number of the pack is decided by next
-// use and recency, see pick_victim.
+// use and recency, see Victims::pick.
 struct Rank {
     int stays = 0;  // 0: leave first, 2: leave last
     int32_t priority = 0;
@@ -205,6 +206,30 @@ struct Fetch {
     }
 };
 
+enum class Room : uint8_t { kTaken, kComing, kStuck, kNever, kAgain };  // what a fetch found of it
+using Blocked = std::array<bool, kPlacesMax>;      // places an earlier fetch waits for
+using BlockRange = std::pair<uint32_t, uint32_t>;  // indexes in the pack, end exclusive
+
+// Readers at other places are in its way still: of their blocks it is the only writer.
+inline bool beside_readers(const Fetch &fetch)
+{
+    return (fetch.asked.flags & kFetchBesideReaders) != 0;
+}
+
+// Nobody knows when its bytes are needed: it leaves what other hints have brought alone.
+inline bool is_blind_hint(const Fetch &fetch)
+{
+    return (fetch.asked.flags & kFetchPrefetch) != 0 && fetch.needed_in == kNever;
+}
+
+// What the fetch wants there, all of it: a refusal tells the sum.
+inline uint32_t targets_at(const Fetch &fetch, PlaceId place)
+{
+    return static_cast<uint32_t>(
+        std::count_if(fetch.targets.begin(), fetch.targets.end(),
+                      [place](const Target &target) { return target.place == place; }));
+}
+
 struct Flight {
     Transfer transfer;
     uint32_t epoch = 0;
@@ -232,7 +257,7 @@ struct Queued {
     bool operator<(const Queued &other) const { return key < other.key; }
 };
 
-// What is known of those that may be in a deadlock; grows smaller by Core::loosen().
+// What is known of those that may be in a deadlock; grows smaller by Deadlocks::loosen().
 struct Knot {
     std::vector<const Fetch *> tied;  // waiting fetches that cannot go on
     std::vector<Held> views;          // of threads that cannot go on

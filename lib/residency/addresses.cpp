@@ -2,24 +2,23 @@
 // What programs see at the addresses of tensors while they hold no view: bytes that are there and
 // valid, for reading, and nothing else. A block moves to its address or away from it only while no
 // transfer has it and nobody works on it: fetches wait for that, and claims exclude each other.
-#include "lib/residency/core.h"
+#include "lib/residency/addresses.h"
 
 namespace stepwell::residency {
 
-bool Core::guards(BlockId block, PlaceId place) const
+bool Addresses::guards(BlockId block, PlaceId place) const
 {
-    return aliases_ != nullptr && config_.places[place].maps &&
-           packs_[blocks_[block].pack].key.guarded;
+    return aliases_ != nullptr && places_[place].maps && packs_[blocks_[block].pack].key.guarded;
 }
 
 // Of a fetch that is granted now. The library works on what it claims in the arena, out of sight;
 // small tensors that share a block cannot be kept apart, and are seen together.
-bool Core::show_targets(const Fetch &fetch)
+bool Addresses::show_targets(const Fetch &fetch)
 {
     if (aliases_ == nullptr) return true;
     for (const Target &target : fetch.targets) {
         if (!guards(target.block, target.place)) continue;
-        Replica &here = replica(target.block, target.place);
+        Replica &here = blocks_.replica(target.block, target.place);
         const Block &block = blocks_[target.block];
         if (!target.moves) {
             hide(target.block, target.place);
@@ -34,16 +33,16 @@ bool Core::show_targets(const Fetch &fetch)
 }
 
 // The last one who could write lets go: from now on a write without a view faults, and is not lost.
-void Core::protect(BlockId block, PlaceId place)
+void Addresses::protect(BlockId block, PlaceId place)
 {
-    const Replica &here = replica(block, place);
+    const Replica &here = blocks_.replica(block, place);
     if (!guards(block, place) || !here.mapped || blocks_[block].writers > 0) return;
     (void)aliases_->show(place, here.slot, blocks_[block].pack, blocks_[block].index, false);
 }
 
-void Core::hide(BlockId block, PlaceId place)
+void Addresses::hide(BlockId block, PlaceId place)
 {
-    Replica &here = replica(block, place);
+    Replica &here = blocks_.replica(block, place);
     if (!here.mapped || !guards(block, place)) return;
     aliases_->hide(place, here.slot);
     here.mapped = false;
@@ -51,28 +50,28 @@ void Core::hide(BlockId block, PlaceId place)
 
 // Of a slot that was taken for the block now, whose memory may still be at the address of one that
 // is not guarded.
-void Core::clear_address(BlockId block, PlaceId place)
+void Addresses::clear(BlockId block, PlaceId place)
 {
-    const Slot slot = replica(block, place).slot;
-    if (!guards(block, place) || !arenas_[place].is_away(slot)) return;
+    const Slot slot = blocks_.replica(block, place).slot;
+    if (!guards(block, place) || !places_.arena(place).is_away(slot)) return;
     aliases_->hide(place, slot);
-    arenas_[place].note_home(slot);
+    places_.arena(place).note_home(slot);
 }
 
 // What an update has, or is about to have, or has failed to make, is out of sight, so that nobody
 // reads old bytes for new ones; what views and transfers have meanwhile, when they end.
-void Core::conceal(TensorId id)
+void Addresses::conceal(TensorId id)
 {
     if (aliases_ == nullptr) return;
     const Tensor &tensor = tensors_[id];
     const Pack &pack = packs_[tensor.pack];
     const bool readable = tensor.contents == Contents::kValid && tensor.cause.ok();
     if (pack.shared || (tensor.claims.empty() && readable)) return;
-    for (PlaceId place = 0; place < places(); ++place) {
+    for (PlaceId place = 0; place < places_.count(); ++place) {
         if (!guards(pack.first, place) || pack.resident[place] == 0) continue;
-        if (gate(id, place).pins() > 0) continue;
+        if (tensors_.gate(id, place).pins() > 0) continue;
         for (BlockId block = pack.first; block < pack.first + pack.blocks; ++block) {
-            const Replica &here = replica(block, place);
+            const Replica &here = blocks_.replica(block, place);
             const bool used = here.pins > 0 || here.holds > 0 || here.reads > 0 || here.filling;
             if (here.mapped && !used) hide(block, place);
         }
@@ -80,7 +79,7 @@ void Core::conceal(TensorId id)
 }
 
 // An update came while the fetch had them.
-void Core::conceal_asked(const Fetch &fetch)
+void Addresses::conceal_asked(const Fetch &fetch)
 {
     for (const Request &request : fetch.asked.requests) conceal(request.tensor);
 }

@@ -1,47 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs: views at a place that does not map need contiguous slots. Which slots a run gets, and what
 // leaves or moves aside for it; the blocks of a pack are kept side by side where that is free.
-#include "lib/residency/core.h"
-#include "lib/support/assert.h"
+#include "lib/residency/run_planner.h"
 
 #include <algorithm>
 
 namespace stepwell::residency {
 
-// Where the block would lie in one run with the others of its pack, so that views of it need no
-// moves later; at a place that maps, where it lay the last time: as long as nobody used that slot
-// since, it is at the block's address already. kNoSlot where nothing matters, or cannot be.
-Slot Core::neighbour_slot(BlockId block, PlaceId place)
-{
-    Pack &pack = packs_[blocks_[block].pack];
-    if (config_.places[place].maps) return replica(block, place).last_slot;
-    if (is_nvme(place) || pack.blocks == 1) return kNoSlot;
-    if (pack.run[place] == kNoSlot) set_run(pack, place, arenas_[place].find_run(pack.blocks));
-    if (pack.run[place] == kNoSlot) return kNoSlot;
-    return pack.run[place] + blocks_[block].index;
-}
-
-void Core::set_run(Pack &pack, PlaceId place, Slot begin)
-{
-    if (pack.run[place] != kNoSlot) {
-        arenas_[place].set_aside(pack.run[place], pack.blocks, false);
-    }
-    pack.run[place] = begin;
-    if (begin != kNoSlot) arenas_[place].set_aside(begin, pack.blocks, true);
-}
-
-Core::Room Core::plan_runs(Fetch &fetch, const Blocked &blocked, Commands &out)
+Room RunPlanner::plan(Fetch &fetch, const Blocked &blocked, Commands &out)
 {
     if (!fetch.moved) {
-        const Room cheap = plan_all_runs(fetch, false, blocked, out);
+        const Room cheap = plan_all(fetch, false, blocked, out);
         if (cheap != Room::kStuck && cheap != Room::kNever) return cheap;
     }
     // The cheapest slots for one run may have left no hole for the next: side by side they may fit.
     // And what is cheap changes with each tenant that moves: it might move for ever.
-    return plan_all_runs(fetch, true, blocked, out);
+    return plan_all(fetch, true, blocked, out);
 }
 
-Core::Room Core::plan_all_runs(Fetch &fetch, bool tight, const Blocked &blocked, Commands &out)
+Room RunPlanner::plan_all(Fetch &fetch, bool tight, const Blocked &blocked, Commands &out)
 {
     for (Target &target : fetch.targets) target.wanted_slot = kNoSlot;
     for (size_t i = 0; i < fetch.targets.size();) {
@@ -55,38 +32,38 @@ Core::Room Core::plan_all_runs(Fetch &fetch, bool tight, const Blocked &blocked,
         const uint32_t count = static_cast<uint32_t>(end - i);
         i = end;
         // No view is of nvme: what is asked for there is only to be there.
-        const bool anywhere = config_.places[first->place].maps || is_nvme(first->place);
+        const bool anywhere = places_[first->place].maps || places_.is_nvme(first->place);
         if (anywhere || count == 1) continue;
         if (run_lies(first, count)) continue;
-        if (blocked[first->place] || is_rearranging(first->place)) return Room::kComing;
+        if (blocked[first->place] || transfers_.is_rearranging(first->place)) return Room::kComing;
         const Room room = plan_run(fetch, first, count, tight, out);
         if (room != Room::kTaken) return room;
     }
     return Room::kTaken;
 }
 
-bool Core::run_lies(const Target *first, uint32_t count) const
+bool RunPlanner::run_lies(const Target *first, uint32_t count) const
 {
-    const Slot begin = replica(first->block, first->place).slot;
+    const Slot begin = blocks_.replica(first->block, first->place).slot;
     if (begin == kNoSlot) return false;
     for (uint32_t i = 1; i < count; ++i) {
-        if (replica(first[i].block, first->place).slot != begin + i) return false;
+        if (blocks_.replica(first[i].block, first->place).slot != begin + i) return false;
     }
     return true;
 }
 
 // What it takes to clear slots for a run of the fetch's blocks, asked of one run after the other:
 // each slot is looked at once for all the runs that it may be part of.
-class Core::RunCosts {
+class RunPlanner::RunCosts {
 public:
-    RunCosts(Core &core, const Fetch &fetch, const Target *first, uint32_t count)
-        : core_(core),
-          arena_(core.arenas_[first->place]),
+    RunCosts(RunPlanner &planner, const Fetch &fetch, const Target *first, uint32_t count)
+        : planner_(planner),
+          arena_(planner.places_.arena(first->place)),
           fetch_(fetch),
           first_(first),
           place_(first->place),
           count_(count),
-          slots_(core.run_slots_)
+          slots_(planner.run_slots_)
     {
         slots_.clear();
         for (const Target &planned : fetch.targets) {
@@ -107,8 +84,8 @@ public:
     // The rest of the pack can come to lie around it.
     [[nodiscard]] bool suits_pack(Slot begin) const
     {
-        const Pack &pack = core_.packs_[core_.blocks_[first_->block].pack];
-        const uint32_t index = core_.blocks_[first_->block].index;
+        const Pack &pack = planner_.packs_[planner_.blocks_[first_->block].pack];
+        const uint32_t index = planner_.blocks_[first_->block].index;
         if (pack.run[place_] != kNoSlot) return pack.run[place_] + index == begin;
         return begin >= index && uint64_t{begin} - index + pack.blocks <= arena_.slots();
     }
@@ -133,16 +110,16 @@ private:
     void fix(uint32_t index)
     {
         const BlockId block = first_[index].block;
-        const Replica &mine = core_.replica(block, place_);
+        const Replica &mine = planner_.blocks_.replica(block, place_);
         if (mine.slot == kNoSlot) return;
-        if (mine.holds == 0 && !core_.is_pinned(block, place_)) return;
+        if (mine.holds == 0 && !planner_.gates_.is_pinned(block, place_)) return;
         const Slot begin = mine.slot >= index ? mine.slot - index : kNoSlot;
         begin_ = fixed_ && begin_ != begin ? kNoSlot : begin;
         fixed_ = true;
     }
     [[nodiscard]] RunSlot look_at(Slot slot) const;
 
-    const Core &core_;
+    const RunPlanner &planner_;
     const Arena &arena_;
     const Fetch &fetch_;
     const Target *first_;
@@ -155,23 +132,23 @@ private:
     Slot next_ = 0;
 };
 
-RunSlot Core::RunCosts::look_at(Slot slot) const
+RunSlot RunPlanner::RunCosts::look_at(Slot slot) const
 {
     const BlockId owner = arena_.owner(slot);
     if (owner == kNone) return {Look::kFree, arena_.is_bare(slot) ? 1u : 0u};
-    if (core_.is_needed_before(owner, fetch_)) return {Look::kStays, 0};
-    if (core_.replica(owner, place_).evicting) return {Look::kLeaves, 1};
-    if (!core_.may_leave(owner, place_, nullptr)) {
+    if (planner_.order_.is_needed_before(owner, fetch_)) return {Look::kStays, 0};
+    if (planner_.blocks_.replica(owner, place_).evicting) return {Look::kLeaves, 1};
+    if (!planner_.victims_.may_leave(owner, place_, nullptr)) {
         const bool moves =
-            core_.may_move(owner, place_) && !core_.is_in_own_run(owner, place_, fetch_);
+            planner_.may_move(owner, place_) && !planner_.is_in_own_run(owner, place_, fetch_);
         return {moves ? Look::kMoves : Look::kStays, 4};
     }
     // What this fetch needs itself leaves only when no other run is there.
-    if (core_.is_own(owner, place_, fetch_)) return {Look::kLeaves, 1024};
-    return {Look::kLeaves, core_.is_duplicate(owner, place_) ? 2u : 8u};
+    if (planner_.blocks_.is_own(owner, place_, fetch_)) return {Look::kLeaves, 1024};
+    return {Look::kLeaves, planner_.packs_.is_duplicate(owner, place_) ? 2u : 8u};
 }
 
-uint64_t Core::RunCosts::of(Slot begin, bool may_evict)
+uint64_t RunPlanner::RunCosts::of(Slot begin, bool may_evict)
 {
     next_ = begin + 1;
     uint64_t cost = 0;
@@ -186,7 +163,7 @@ uint64_t Core::RunCosts::of(Slot begin, bool may_evict)
         if (owner == first_[i].block && found.look != Look::kPlanned) continue;
         if (stays) {
             // Of the runs that it is in, the one it belongs to may still be had.
-            const bool own = owner != kNone && core_.is_own(owner, place_, fetch_);
+            const bool own = owner != kNone && planner_.blocks_.is_own(owner, place_, fetch_);
             if (!own) next_ = slot + 1;
             return UINT64_MAX;
         }
@@ -200,9 +177,9 @@ uint64_t Core::RunCosts::of(Slot begin, bool may_evict)
 
 // Wanted there by the fetch itself, side by side with others of its pack: another slot would not
 // do.
-bool Core::is_in_own_run(BlockId block, PlaceId place, const Fetch &fetch) const
+bool RunPlanner::is_in_own_run(BlockId block, PlaceId place, const Fetch &fetch) const
 {
-    if (!is_own(block, place, fetch)) return false;
+    if (!blocks_.is_own(block, place, fetch)) return false;
     const PackId pack = blocks_[block].pack;
     return std::any_of(fetch.targets.begin(), fetch.targets.end(), [&](const Target &target) {
         const bool beside = target.block == block + 1 || target.block + 1 == block;
@@ -211,31 +188,32 @@ bool Core::is_in_own_run(BlockId block, PlaceId place, const Fetch &fetch) const
 }
 
 // It may change its slot, though it cannot leave the place.
-bool Core::may_move(BlockId block, PlaceId place) const
+bool RunPlanner::may_move(BlockId block, PlaceId place) const
 {
-    const Replica &here = replica(block, place);
+    const Replica &here = blocks_.replica(block, place);
     if (here.slot == kNoSlot || here.pins || here.holds || here.reads || here.filling) return false;
     if (here.doomed || here.evicting || packs_[blocks_[block].pack].agreed) return false;
-    return here.valid && !is_pinned(block, place);
+    return here.valid && !gates_.is_pinned(block, place);
 }
 
 // Beside all that cannot leave, though it may move: else tenants would change slots for ever.
-bool Core::fits_beside(const Fetch &fetch, PlaceId place) const
+bool RunPlanner::fits_beside(const Fetch &fetch, PlaceId place) const
 {
     uint32_t count = targets_at(fetch, place);
-    for (BlockId block = coldest_[place]; block != kNone; block = replica(block, place).hotter) {
-        if (is_own(block, place, fetch) || replica(block, place).evicting) continue;
-        count += !may_leave(block, place, nullptr);
+    for (BlockId block = recency_.coldest(place); block != kNone;
+         block = blocks_.replica(block, place).hotter) {
+        if (blocks_.is_own(block, place, fetch) || blocks_.replica(block, place).evicting) continue;
+        count += !victims_.may_leave(block, place, nullptr);
     }
-    return count <= arenas_[place].budget();
+    return count <= places_.arena(place).budget();
 }
 
 // Moves a tenant out of the slots [begin, begin + count): what fits by arithmetic must fit.
-bool Core::start_move(const Fetch &fetch, BlockId block, PlaceId place, Slot begin, uint32_t count,
-                      Commands &out)
+bool RunPlanner::start_move(const Fetch &fetch, BlockId block, PlaceId place, Slot begin,
+                            uint32_t count, Commands &out)
 {
     if (!may_move(block, place) || !fits_beside(fetch, place)) return false;
-    const Arena &arena = arenas_[place];
+    const Arena &arena = places_.arena(place);
     const auto wanted = [&](Slot slot) {
         return std::any_of(fetch.targets.begin(), fetch.targets.end(), [&](const Target &target) {
             return target.place == place && target.wanted_slot == slot;
@@ -247,24 +225,24 @@ bool Core::start_move(const Fetch &fetch, BlockId block, PlaceId place, Slot beg
         const bool better = to == kNoSlot || !arena.is_bare(slot);
         if (better && arena.is_free(slot) && !inside && !wanted(slot)) to = slot;
     }
-    if (to == kNoSlot || arena.free() == 0 || !close_gates(block, place)) return false;
-    Replica &here = replica(block, place);
+    if (to == kNoSlot || arena.free() == 0 || !gates_.try_close_all(block, place)) return false;
+    Replica &here = blocks_.replica(block, place);
     Transfer transfer;
     transfer.block = block;
     transfer.kind = TransferKind::kRelocate;
     transfer.urgency = fetch.asked.urgency;
     transfer.from = transfer.to = place;
     transfer.from_slot = here.slot;
-    take_slot(place, block, false, to, out);
+    occupancy_.take_slot(place, block, false, to, out);
     here.slot = to;
     here.filling = true;
-    start_transfer(transfer, false, false, out);
+    transfers_.start(transfer, false, false, out);
     return true;
 }
 
 // The cheapest slots for a run, or the first possible ones. Of free ones those that leave room for
 // the rest of the pack.
-Slot Core::choose_run(RunCosts &costs, bool tight)
+Slot RunPlanner::choose_run(RunCosts &costs, bool tight)
 {
     Slot best = kNoSlot;
     uint64_t best_cost = UINT64_MAX;
@@ -281,74 +259,57 @@ Slot Core::choose_run(RunCosts &costs, bool tight)
     return best;
 }
 
-// Tenants are changing slots there: a plan made now would choose other ones, and never end.
-bool Core::is_rearranging(PlaceId place) const
-{
-    return std::any_of(flights_.begin(), flights_.end(), [&](const auto &flight) {
-        const Transfer &transfer = flight.second.transfer;
-        return transfer.kind == TransferKind::kRelocate && transfer.to == place;
-    });
-}
-
 // A tenant that only needs another slot waits for one: something else leaves for it.
-Core::Room Core::make_spare_slot(const Fetch &fetch, RunCosts &costs, PlaceId place, Commands &out)
+Room RunPlanner::make_spare_slot(const Fetch &fetch, RunCosts &costs, PlaceId place, Commands &out)
 {
     bool possible = false;
     for (Slot begin = costs.first(); costs.is_run(begin) && !possible; begin = costs.next()) {
         possible = costs.of(begin, true) != UINT64_MAX;
     }
     if (!possible) return Room::kStuck;
-    const BlockId victim = pick_victim(place, fetch);
-    if (victim == kNone || !start_eviction(victim, place, out)) return Room::kStuck;
-    return replica(victim, place).slot == kNoSlot ? Room::kAgain : Room::kComing;
+    const BlockId victim = victims_.pick(place, fetch);
+    if (victim == kNone || !evictions_.start(victim, place, out)) return Room::kStuck;
+    return blocks_.replica(victim, place).slot == kNoSlot ? Room::kAgain : Room::kComing;
 }
 
-// What the fetch wants there, all of it: a refusal tells the sum.
-uint32_t Core::targets_at(const Fetch &fetch, PlaceId place)
-{
-    return static_cast<uint32_t>(
-        std::count_if(fetch.targets.begin(), fetch.targets.end(),
-                      [place](const Target &target) { return target.place == place; }));
-}
-
-Core::Room Core::plan_run(Fetch &fetch, Target *first, uint32_t count, bool tight, Commands &out)
+Room RunPlanner::plan_run(Fetch &fetch, Target *first, uint32_t count, bool tight, Commands &out)
 {
     const PlaceId place = first->place;
     for (uint32_t i = 0; i < count; ++i) {
-        const Replica &here = replica(first[i].block, place);
+        const Replica &here = blocks_.replica(first[i].block, place);
         if (here.filling || here.reads > 0) return Room::kComing;
     }
-    const uint32_t slots = arenas_[place].budget();
+    const uint32_t slots = places_.arena(place).budget();
     RunCosts costs(*this, fetch, first, count);
     const Slot best = choose_run(costs, tight);
     if (best == kNoSlot) {
         const Room room = make_spare_slot(fetch, costs, place, out);
         if (room != Room::kStuck) return room;
         const uint32_t all = targets_at(fetch, place);
-        if (all > slots) return fall_short(fetch, place, Room::kNever);
-        if (room_will_come(place)) return Room::kComing;
-        return fall_short(fetch, place, stuck_or_never());
+        if (all > slots) return outlook_.fall_short(fetch, place, Room::kNever);
+        if (outlook_.room_will_come(place)) return Room::kComing;
+        return outlook_.fall_short(fetch, place, outlook_.stuck_or_never());
     }
     bool clear = true;
     bool own = false;
     for (uint32_t i = 0; i < count; ++i) {
-        const BlockId owner = arenas_[place].owner(best + i);
+        const BlockId owner = places_.arena(place).owner(best + i);
         if (owner == kNone || owner == first[i].block) continue;
-        own |= is_own(owner, place, fetch);
-        if (!replica(owner, place).evicting && !start_eviction(owner, place, out) &&
+        own |= blocks_.is_own(owner, place, fetch);
+        if (!blocks_.replica(owner, place).evicting && !evictions_.start(owner, place, out) &&
             !is_in_own_run(owner, place, fetch)) {
             fetch.moved |= start_move(fetch, owner, place, best, count, out);
         }
-        clear &= arenas_[place].is_free(best + i);
+        clear &= places_.arena(place).is_free(best + i);
     }
     if (!clear) {
-        if (room_will_come(place)) return Room::kComing;
-        return fall_short(fetch, place, stuck_or_never());
+        if (outlook_.room_will_come(place)) return Room::kComing;
+        return outlook_.fall_short(fetch, place, outlook_.stuck_or_never());
     }
     if (own) return Room::kAgain;  // a block that had its place may be of a run planned before
     for (uint32_t i = 0; i < count; ++i) first[i].wanted_slot = best + i;
     Pack &pack = packs_[blocks_[first->block].pack];
-    if (count == pack.blocks) set_run(pack, place, best);
+    if (count == pack.blocks) occupancy_.set_run(pack, place, best);
     return Room::kTaken;
 }
 

@@ -1,22 +1,69 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scores of a policy of the program, and the worth that the plan gives: what is told, and the order
-// of a place's packs by what was answered. Both choose among what may leave; they let nothing leave
-// that may not.
-#include "lib/residency/core.h"
+// Scores of a policy of the program, and the worth that the plan gives: what was said, and the order
+// of a place's packs by it. Both choose among what may leave; they let nothing leave that may not.
+#include "lib/residency/victim_order.h"
 #include "lib/support/assert.h"
 
 #include <algorithm>
 #include <limits>
 #include <new>
+#include <utility>
 
 namespace stepwell::residency {
-namespace {
 
-constexpr uint32_t kVisitedMax = 4096;  // blocks looked at, per choice
+VictimOrder::VictimOrder(const Places &places, const TensorTable &tensors, const BlockTable &blocks,
+                         PackTable &packs, const Gates &gates)
+    : places_(places), tensors_(tensors), blocks_(blocks), packs_(packs), gates_(gates)
+{
+    spare_.reserve(kSpareRanks);
+}
 
-}  // namespace
+uint64_t VictimOrder::next_use(BlockId block) const
+{
+    // Thousands may share a block; they are created together and used together.
+    constexpr size_t kAskedMax = 32;
+    const Pack &pack = packs_[blocks_[block].pack];
+    if (pack.asked_at == event_) return pack.next_use;
+    pack.asked_at = event_;
+    pack.next_use = kNever;
+    for (size_t i = 0; i < std::min(pack.tensors.size(), kAskedMax); ++i) {
+        pack.next_use = std::min(pack.next_use, policy_->next_use(pack.tensors[i]));
+    }
+    return pack.next_use;
+}
 
-Rank Core::rank_of(PackId id, PlaceId place) const
+// A hint that waits for room would look through the same blocks after each transfer. What is
+// needed no sooner finds nothing either, until something changes that is no transfer's end.
+bool VictimOrder::is_barren(PlaceId place, const Fetch &fetch) const
+{
+    const Barren &known = barren_[place];
+    return known.known && known.until >= event_ && (fetch.asked.flags & kFetchPrefetch) != 0 &&
+           fetch.needed_in >= known.needed_in;
+}
+
+void VictimOrder::note_barren(PlaceId place, const Fetch &fetch)
+{
+    if ((fetch.asked.flags & kFetchPrefetch) == 0) return;
+    // Pins in gates end without us.
+    barren_[place] = {true, fetch.needed_in, gates_.pins_seen() ? event_ : kNever};
+}
+
+// The block may be free to leave now: a place is not barren for hints that may take its room.
+void VictimOrder::note_movable(BlockId block, PlaceId place)
+{
+    Barren &known = barren_[place];
+    const uint64_t next = next_use(block);
+    known.known = next != kNever && next <= known.needed_in;
+}
+
+void VictimOrder::set_policy(const VictimPolicy *policy)
+{
+    policy_ = policy ? policy : &recency_only_;
+    has_plan_ = policy_->plans();
+    order_anew();
+}
+
+Rank VictimOrder::rank_of(PackId id, PlaceId place) const
 {
     const Pack &pack = packs_[id];
     const Policy &policy = pack.key.policy;
@@ -26,14 +73,14 @@ Rank Core::rank_of(PackId id, PlaceId place) const
 }
 
 // Without memory for its place in the order a pack leaves by recency alone.
-void Core::rank(PackId id, PlaceId place)
+void VictimOrder::rank(PackId id, PlaceId place)
 {
     if (!scored_ && !has_plan_) return;
-    if (is_nvme(place) || packs_[id].agreed || packs_[id].resident[place] == 0) return;
-    if (!spare_ranks_.empty()) {
-        spare_ranks_.back().value() = rank_of(id, place);
-        ranked_[place].insert(std::move(spare_ranks_.back()));
-        spare_ranks_.pop_back();
+    if (places_.is_nvme(place) || packs_[id].agreed || packs_[id].resident[place] == 0) return;
+    if (!spare_.empty()) {
+        spare_.back().value() = rank_of(id, place);
+        ranked_[place].insert(std::move(spare_.back()));
+        spare_.pop_back();
         return;
     }
     try {
@@ -43,15 +90,15 @@ void Core::rank(PackId id, PlaceId place)
     }
 }
 
-void Core::unrank(PackId id, PlaceId place)
+void VictimOrder::unrank(PackId id, PlaceId place)
 {
     if (!scored_ && !has_plan_) return;
     auto left = ranked_[place].extract(rank_of(id, place));
-    if (left.empty() || spare_ranks_.size() >= kSpareRanks) return;
-    spare_ranks_.push_back(std::move(left));  // has room: nothing here can be refused
+    if (left.empty() || spare_.size() >= kSpareRanks) return;
+    spare_.push_back(std::move(left));  // has room: nothing here can be refused
 }
 
-void Core::count_in(BlockId block, PlaceId place)
+void VictimOrder::count_in(BlockId block, PlaceId place)
 {
     const PackId id = blocks_[block].pack;
     uint32_t &end = packs_[id].end[place];
@@ -59,14 +106,14 @@ void Core::count_in(BlockId block, PlaceId place)
     if (++packs_[id].resident[place] == 1) rank(id, place);
 }
 
-void Core::count_out(PackId id, PlaceId place)
+void VictimOrder::count_out(PackId id, PlaceId place)
 {
     STW_ASSERT(packs_[id].resident[place] > 0);
     if (--packs_[id].resident[place] == 0) unrank(id, place);
 }
 
 // A tensor nobody scored comes into the block, and counts as 0.
-void Core::note_unscored(PackId id)
+void VictimOrder::note_unscored(PackId id)
 {
     if (!scored_) return;
     rerank(id, [&] {
@@ -74,8 +121,8 @@ void Core::note_unscored(PackId id)
     });
 }
 
-PackId Core::candidates(PlaceId place, PackId from, uint64_t work_max,
-                        std::vector<Candidate> *out) const
+PackId VictimOrder::candidates(PlaceId place, PackId from, uint64_t work_max,
+                               std::vector<Candidate> *out) const
 {
     uint64_t work = 0;
     for (PackId id = from; id < packs_.size(); ++id) {
@@ -88,12 +135,12 @@ PackId Core::candidates(PlaceId place, PackId from, uint64_t work_max,
             const Tensor &tensor = tensors_[at];
             Candidate candidate;
             candidate.tensor = at;
-            candidate.next_use = victims_->next_use(at);
+            candidate.next_use = policy_->next_use(at);
             candidate.shares = pack.tensors.size() > 1;
-            candidate.pinned = door(at, place).gate.pins() > 0;
+            candidate.pinned = tensors_.door(at, place).gate.pins() > 0;
             ++work;
             if (pack.resident[place] > 0) {
-                const BlockRange range = blocks_of(tensor, 0, tensor.spec.bytes);
+                const BlockRange range = packs_.blocks_of(tensor, 0, tensor.spec.bytes);
                 for (uint32_t index = range.first; index < range.second; ++index, ++work) {
                     look_at(pack.first + index, place, tensor, &candidate);
                 }
@@ -105,21 +152,23 @@ PackId Core::candidates(PlaceId place, PackId from, uint64_t work_max,
 }
 
 // Adds what a block holds of the tensor.
-void Core::look_at(BlockId block, PlaceId place, const Tensor &tensor, Candidate *candidate) const
+void VictimOrder::look_at(BlockId block, PlaceId place, const Tensor &tensor,
+                          Candidate *candidate) const
 {
-    const Replica &here = replica(block, place);
+    const Replica &here = blocks_.replica(block, place);
     if (here.slot == kNoSlot) return;
     candidate->there = true;
     candidate->pinned |= here.pins > 0;
     if (!here.valid || here.doomed || tensor.contents == Contents::kEmpty) return;
-    const uint64_t begin = uint64_t{blocks_[block].index} * config_.block_bytes;
+    const uint64_t begin = uint64_t{blocks_[block].index} * places_.block_bytes();
     const uint64_t first = std::max(begin, tensor.offset);
-    const uint64_t end = std::min(begin + config_.block_bytes, tensor.offset + tensor.spec.bytes);
+    const uint64_t end = std::min(begin + places_.block_bytes(), tensor.offset + tensor.spec.bytes);
     candidate->bytes += end - first;
-    if (block_state(block, place) == BlockState::kDirty) candidate->dirty_bytes += end - first;
+    if (blocks_.block_state(block, place) == BlockState::kDirty)
+        candidate->dirty_bytes += end - first;
 }
 
-void Core::score(PlaceId place, const Score *scores, size_t n)
+void VictimOrder::score(PlaceId place, const Score *scores, size_t n)
 {
     if (!scored_) {
         scored_ = true;
@@ -141,25 +190,25 @@ void Core::score(PlaceId place, const Score *scores, size_t n)
     }
 }
 
-void Core::forget_scores()
+void VictimOrder::forget_scores()
 {
     for (PackId id = 0; id < packs_.size(); ++id) packs_[id].score = {};
     scored_ = false;
     order_anew();
 }
 
-void Core::replan()
+void VictimOrder::replan()
 {
     if (has_plan_) order_anew();
 }
 
 // As scores and plan are now; without either there is no order.
-void Core::order_anew()
+void VictimOrder::order_anew()
 {
     barren_ = {};
     for (std::set<Rank> &order : ranked_) order.clear();
     for (PackId id = 0; id < packs_.size(); ++id) {
-        for (PlaceId place = 0; place < places(); ++place) {
+        for (PlaceId place = 0; place < places_.count(); ++place) {
             packs_[id].worth[place] = has_plan_ ? worth_of(packs_[id], place) : 0;
             rank(id, place);
         }
@@ -167,25 +216,25 @@ void Core::order_anew()
 }
 
 // Of a shared block what is worth most; thousands may share it, which are made and used together.
-double Core::worth_of(const Pack &pack, PlaceId place) const
+double VictimOrder::worth_of(const Pack &pack, PlaceId place) const
 {
     constexpr size_t kAskedMax = 32;
     if (pack.tensors.empty()) return 0;
     double most = -std::numeric_limits<double>::infinity();
     for (size_t i = 0; i < std::min(pack.tensors.size(), kAskedMax); ++i) {
-        most = std::max(most, victims_->worth(pack.tensors[i], place));
+        most = std::max(most, policy_->worth(pack.tensors[i], place));
     }
     STW_ASSERT(most == most);
     return most;
 }
 
 // The pack was made or used, so it may be worth something else now.
-void Core::look_at_plan(PackId id)
+void VictimOrder::look_at_plan(PackId id)
 {
     if (!has_plan_) return;
     Pack &pack = packs_[id];
-    for (PlaceId place = 0; place < places(); ++place) {
-        if (!exists(place) || is_nvme(place)) continue;
+    for (PlaceId place = 0; place < places_.count(); ++place) {
+        if (!places_.exists(place) || places_.is_nvme(place)) continue;
         const double worth = worth_of(pack, place);
         if (worth == pack.worth[place]) continue;
         // Its place in the order moves along: no memory is needed that could be refused.
@@ -198,65 +247,21 @@ void Core::look_at_plan(PackId id)
 }
 
 // One behind the last block there.
-uint32_t Core::find_end(PackId id, PlaceId place) const
+uint32_t VictimOrder::find_end(PackId id, PlaceId place) const
 {
     const Pack &pack = packs_[id];
     uint32_t &end = pack.end[place];
-    while (end > 0 && replica(pack.first + end - 1, place).slot == kNoSlot) --end;
+    while (end > 0 && blocks_.replica(pack.first + end - 1, place).slot == kNoSlot) --end;
     return end;
 }
 
-// Of what is worth least the last that may leave; a clean one instead of a dirty one where it is
-// worth little more.
-BlockId Core::pick_planned(PlaceId place, const Fetch &fetch) const
-{
-    const double write_back_worth = victims_->write_back_worth();
-    BlockId best = kNone;
-    Rank found;
-    uint32_t visited = 0;
-    for (const Rank &rank : ranked_[place]) {
-        const bool worth_more = rank.worth > found.worth + write_back_worth;
-        if (best != kNone && (rank.rules() != found.rules() || worth_more)) break;
-        const BlockId first = packs_[rank.pack].first;
-        if (is_pinned_by_gates(packs_[rank.pack], place)) continue;  // none of it may leave
-        for (uint32_t index = find_end(rank.pack, place); index > 0; --index) {
-            if (++visited > kVisitedMax) return best;
-            const BlockId block = first + index - 1;
-            if (!may_leave(block, place, &fetch)) continue;
-            if (write_back_worth <= 0 || is_duplicate(block, place)) return block;
-            if (best == kNone) found = rank;
-            if (best == kNone) best = block;
-        }
-    }
-    return best;
-}
-
-// `best` is the first of the coldest. What scores let leave before it is taken instead; among
-// equals it stays the choice, as next use and recency found it. Of a pack its end goes first, so
-// that what is read again from its beginning finds that.
-BlockId Core::pick_ranked(PlaceId place, const Fetch &fetch, BlockId best) const
-{
-    const Rank found = best == kNone ? Rank{} : rank_of(blocks_[best].pack, place);
-    uint32_t visited = 0;
-    for (const Rank &rank : ranked_[place]) {
-        if (best != kNone && !(rank.reasons() < found.reasons())) break;
-        const BlockId first = packs_[rank.pack].first;
-        if (is_pinned_by_gates(packs_[rank.pack], place)) continue;  // none of it may leave
-        for (uint32_t index = find_end(rank.pack, place); index > 0; --index) {
-            if (++visited > kVisitedMax) return best;
-            if (may_leave(first + index - 1, place, &fetch)) return first + index - 1;
-        }
-    }
-    return best;
-}
-
 // Every pack with blocks at a place stands in its order once, by what it is ranked by now.
-std::string Core::check_ranks() const
+std::string VictimOrder::check() const
 {
-    for (PlaceId place = 0; place < places(); ++place) {
+    for (PlaceId place = 0; place < places_.count(); ++place) {
         size_t expected = 0;
         for (PackId id = 0; id < packs_.size(); ++id) {
-            if ((!scored_ && !has_plan_) || is_nvme(place)) break;
+            if ((!scored_ && !has_plan_) || places_.is_nvme(place)) break;
             if (packs_[id].agreed || packs_[id].resident[place] == 0) continue;
             ++expected;
             if (ranked_[place].count(rank_of(id, place)) == 0) {

@@ -4,7 +4,7 @@
 // can be in a knot. Found by reduction: whoever can go on is taken to give everything back, until
 // nobody is left who could; those that remain wait for ever. In doubt somebody can go on: the next
 // event asks again.
-#include "lib/residency/core.h"
+#include "lib/residency/deadlocks.h"
 
 #include <algorithm>
 #include <tuple>
@@ -13,7 +13,7 @@
 namespace stepwell::residency {
 
 // The view has to end before the fetch can have its locks.
-bool Core::conflicts_with_view(const Fetch &fetch, const Held &view) const
+bool Deadlocks::conflicts_with_view(const Fetch &fetch, const Held &view) const
 {
     const Tensor &held = tensors_[view.tensor];
     for (size_t i = 0; i < fetch.asked.requests.size(); ++i) {
@@ -24,14 +24,14 @@ bool Core::conflicts_with_view(const Fetch &fetch, const Held &view) const
             return true;
         const Tensor &wanted = tensors_[request.tensor];
         if (wanted.pack != held.pack || !writes || fetch.places[i] == view.place) continue;
-        const BlockRange mine = blocks_of(wanted, request.byte_begin, request.byte_count);
-        const BlockRange other = blocks_of(held, view.byte_begin, view.byte_count);
+        const BlockRange mine = packs_.blocks_of(wanted, request.byte_begin, request.byte_count);
+        const BlockRange other = packs_.blocks_of(held, view.byte_begin, view.byte_count);
         if (mine.first < other.second && other.first < mine.second) return true;
     }
     return false;
 }
 
-bool Core::lacks_room_of(const Fetch &fetch, const Held &view) const
+bool Deadlocks::lacks_room_of(const Fetch &fetch, const Held &view)
 {
     return fetch.lacks == Lacks::kRoom &&
            std::find(fetch.places.begin(), fetch.places.end(), view.place) != fetch.places.end();
@@ -40,7 +40,7 @@ bool Core::lacks_room_of(const Fetch &fetch, const Held &view) const
 // The claim will end: nothing that is asked under it is tied. Where nothing is asked, a copy is at
 // work on a piece; an update has its turn later, which comes unless all that updates do is wait for
 // what is tied.
-bool Core::claim_moves(ClaimId claim, const Knot &knot)
+bool Deadlocks::claim_moves(ClaimId claim, const Knot &knot)
 {
     uint32_t updates_tied = 0;
     for (const Fetch *fetch : knot.tied) {
@@ -50,7 +50,7 @@ bool Core::claim_moves(ClaimId claim, const Knot &knot)
     return (claim & kAloneClaim) != 0 || updates_tied == 0 || updates_tied != knot.updates_waiting;
 }
 
-bool Core::locks_may_come(const Fetch &fetch, const Knot &knot) const
+bool Deadlocks::locks_may_come(const Fetch &fetch, const Knot &knot) const
 {
     for (const Held &view : knot.views) {
         if (conflicts_with_view(fetch, view)) return false;
@@ -65,30 +65,31 @@ bool Core::locks_may_come(const Fetch &fetch, const Knot &knot) const
 }
 
 // Something is in use there that no tied thread has: it will go, or become known.
-bool Core::has_somebody_else(PlaceId place, const Knot &knot) const
+bool Deadlocks::has_somebody_else(PlaceId place, const Knot &knot) const
 {
     std::unordered_set<BlockId> tied;
     for (const Held &view : knot.views) {
         if (view.place != place) continue;
         const Tensor &tensor = tensors_[view.tensor];
         // Through a gate all of the tensor is pinned, whatever the range.
-        const BlockRange range = blocks_of(tensor, 0, tensor.spec.bytes);
+        const BlockRange range = packs_.blocks_of(tensor, 0, tensor.spec.bytes);
         for (uint32_t index = range.first; index < range.second; ++index) {
             tied.insert(packs_[tensor.pack].first + index);
         }
     }
-    for (BlockId block = coldest_[place]; block != kNone; block = replica(block, place).hotter) {
+    for (BlockId block = recency_.coldest(place); block != kNone;
+         block = blocks_.replica(block, place).hotter) {
         if (tied.count(block) > 0) continue;
-        if (replica(block, place).holds > 0 || is_pinned(block, place)) return true;
+        if (blocks_.replica(block, place).holds > 0 || gates_.is_pinned(block, place)) return true;
     }
     return false;
 }
 
-bool Core::room_may_come(const Fetch &fetch, const Knot &knot) const
+bool Deadlocks::room_may_come(const Fetch &fetch, const Knot &knot) const
 {
-    if (!flights_.empty()) return true;
+    if (!transfers_.empty()) return true;
     // Served in order: an earlier one that goes on changes what there is.
-    for (const auto &[key, earlier] : queue_) {
+    for (const auto &[key, earlier] : fetches_.queue()) {
         if (earlier == &fetch) break;
         const bool hint = (earlier->asked.flags & kFetchPrefetch) != 0;
         if (!hint && !knot.has(earlier->id)) return true;
@@ -100,7 +101,7 @@ bool Core::room_may_come(const Fetch &fetch, const Knot &knot) const
 }
 
 // Until nobody else can go on.
-void Core::loosen(Knot &knot) const
+void Deadlocks::loosen(Knot &knot) const
 {
     bool changed = true;
     while (changed) {
@@ -127,15 +128,15 @@ void Core::loosen(Knot &knot) const
     }
 }
 
-FetchId Core::find_deadlock(const std::vector<Held> &held, const std::vector<Sleeper> &sleepers,
-                            uint32_t updates_waiting) const
+FetchId Deadlocks::find(const std::vector<Held> &held, const std::vector<Sleeper> &sleepers,
+                        uint32_t updates_waiting) const
 {
     // What most often is so, told without a search: all that sleep have what they wait for on its
     // way, or wait for room while something moves.
     const bool all_move = std::all_of(sleepers.begin(), sleepers.end(), [&](const Sleeper &at) {
-        const auto found = fetches_.find(at.fetch);
-        if (found == fetches_.end() || found->second.phase != Phase::kWait) return true;
-        return found->second.lacks == Lacks::kRoom && !flights_.empty();
+        const Fetch *fetch = fetches_.find(at.fetch);
+        if (!fetch || fetch->phase != Phase::kWait) return true;
+        return fetch->lacks == Lacks::kRoom && !transfers_.empty();
     });
     if (all_move) return 0;
     Knot &knot = knot_;
@@ -143,7 +144,7 @@ FetchId Core::find_deadlock(const std::vector<Held> &held, const std::vector<Sle
     knot.views = held;
     knot.sleepers = sleepers;
     knot.tied.clear();
-    for (const auto &[key, fetch] : queue_) {
+    for (const auto &[key, fetch] : fetches_.queue()) {
         if ((fetch->asked.flags & kFetchPrefetch) == 0) knot.tied.push_back(fetch);
     }
     loosen(knot);
@@ -168,7 +169,7 @@ FetchId Core::find_deadlock(const std::vector<Held> &held, const std::vector<Sle
     return std::get<FetchId>(chosen);
 }
 
-Status Core::deadlock_refusal(FetchId id) const
+Status Deadlocks::refusal(FetchId id) const
 {
     const Fetch &fetch = fetches_.at(id);
     const std::string &name = tensors_[fetch.asked.requests.front().tensor].spec.name;

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Addresses: which blocks programs see at the addresses of tensors while they hold no view. Owns no
+// table, only the way to the shell that maps (aliases.h); what is mapped stands in the replicas.
+#pragma once
+
+#include "lib/residency/aliases.h"
+#include "lib/residency/pack_table.h"
+
+namespace stepwell::residency {
+
+class Addresses {
+public:
+    Addresses(Places &places, const TensorTable &tensors, BlockTable &blocks,
+              const PackTable &packs)
+        : places_(places), tensors_(tensors), blocks_(blocks), packs_(packs)
+    {
+    }
+
+    void set_aliases(Aliases *aliases) { aliases_ = aliases; }
+    [[nodiscard]] bool guards(BlockId block, PlaceId place) const;
+    bool show_targets(const Fetch &fetch);
+    void protect(BlockId block, PlaceId place);
+    void hide(BlockId block, PlaceId place);
+    void clear(BlockId block, PlaceId place);
+    void conceal(TensorId tensor);
+    void conceal_asked(const Fetch &fetch);
+
+private:
+    Places &places_;
+    const TensorTable &tensors_;
+    BlockTable &blocks_;
+    const PackTable &packs_;
+    Aliases *aliases_ = nullptr;
+};
+
+}  // namespace stepwell::residency

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+// The events of the core that need several of its parts.
+#include "lib/residency/core.h"
+#include "lib/support/assert.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace stepwell::residency {
+
+Core::Core(Config config)
+    : Queries(std::move(config)),
+      victims_(places_, blocks_, packs_, gates_, recency_, order_),
+      evictions_(places_, blocks_, packs_, addresses_, gates_, order_, transfers_, occupancy_,
+                 victims_),
+      write_back_(places_, blocks_, packs_, addresses_, gates_, recency_, order_, transfers_,
+                  occupancy_, victims_, evictions_),
+      outlook_(places_, tensors_, blocks_, packs_, gates_, recency_, transfers_),
+      runs_(places_, blocks_, packs_, gates_, recency_, order_, transfers_, occupancy_, victims_,
+            evictions_, outlook_),
+      reservation_(places_, blocks_, packs_, addresses_, gates_, order_, transfers_, occupancy_,
+                   victims_, evictions_, outlook_, runs_),
+      fills_(places_, tensors_, blocks_, packs_, addresses_, transfers_, occupancy_),
+      runner_(places_, tensors_, blocks_, packs_, addresses_, gates_, recency_, order_, occupancy_,
+              locks_, fetches_, victims_, write_back_, outlook_, reservation_, fills_),
+      lifetimes_(places_, tensors_, blocks_, packs_, promises_, gates_, recency_, order_,
+                 occupancy_, fetches_, write_back_, runner_),
+      deadlocks_(tensors_, blocks_, packs_, gates_, recency_, transfers_, fetches_)
+{
+}
+
+Core::~Core() = default;
+
+FetchId Core::fetch(const FetchAsked &asked, Instant, Commands &out)
+{
+    const FetchId id = fetches_.next_id();
+    Status wrong = locks_.check_request(asked);
+    if (!wrong.ok()) {
+        out.refused.push_back({id, std::move(wrong)});
+        return id;
+    }
+    fetches_.add(id, asked);
+    runner_.advance(out);
+    return id;
+}
+
+void Core::cancel(FetchId id, Status why, Commands &out)
+{
+    if (!fetches_.has(id)) return;
+    runner_.refuse(id, std::move(why), out);
+    runner_.advance(out);
+}
+
+void Core::release(const Release &release, Instant, Commands &out)
+{
+    Tensor &tensor = tensors_[release.tensor];
+    const BlockRange range = packs_.blocks_of(tensor, release.byte_begin, release.byte_count);
+    const BlockId first = packs_[tensor.pack].first;
+    const bool internal = release.internal || release.claim != 0;
+    for (BlockId block = first + range.first; block < first + range.second; ++block) {
+        Replica &here = blocks_.replica(block, release.place);
+        uint32_t &count = internal ? here.holds : here.pins;
+        STW_ASSERT(count > 0);
+        --count;
+        if (release.far) {
+            recency_.cool(block, release.place);
+            // A block that small tensors share is changed by the update of each.
+            Pack &pack = packs_[tensor.pack];
+            const bool others = pack.claimed > (tensor.claims.empty() ? 0u : 1u);
+            if (others) pack.clean_late = true;
+            if (!others) write_back_.clean_soon(block, release.place);
+        } else if (release.near) {
+            recency_.heat(block, release.place);
+        }
+    }
+    const Request request{release.tensor, release.access, release.place, release.byte_begin,
+                          release.byte_count};
+    locks_.unlock(request, release.place, release.claim);
+    if (release.access != Access::kRead) {
+        end_write(release, out);
+        for (uint32_t index = range.first; index < range.second; ++index)
+            addresses_.protect(first + index, release.place);
+    }
+    write_back_.wake();
+    gates_.update(release.tensor, release.place);
+    addresses_.conceal(release.tensor);
+    runner_.advance(out);
+}
+
+void Core::end_write(const Release &release, Commands &out)
+{
+    Tensor &tensor = tensors_[release.tensor];
+    if (release.unshown && release.access == Access::kReadWrite) return;
+    ++tensor.version;
+    if (release.abandon || release.discard || release.unshown) {
+        lifetimes_.drop_contents(release.tensor, out);
+        return;
+    }
+    // A part that is whole again does not heal the rest.
+    const bool whole = release.byte_begin == 0 && release.byte_count >= tensor.spec.bytes;
+    if (!tensor.cause.ok() && !whole) return;
+    packs_.set_contents(release.tensor, Contents::kValid);
+    tensor.cause = Status();
+}
+
+void Core::gate_idle(TensorId id, Instant, Commands &out)
+{
+    for (PlaceId place = 0; place < places_.count(); ++place) gates_.update(id, place);
+    addresses_.conceal(id);
+    runner_.advance(out);
+}
+
+void Core::touch(TensorId id, PlaceId place)
+{
+    const Tensor &tensor = tensors_[id];
+    if (!tensor.alive) return;
+    const BlockRange range = packs_.blocks_of(tensor, 0, tensor.spec.bytes);
+    const BlockId first = packs_[tensor.pack].first;
+    for (BlockId block = first + range.first; block < first + range.second; ++block) {
+        Replica &here = blocks_.replica(block, place);
+        occupancy_.note_use(block, place);
+        if (here.listed) recency_.heat(block, place);
+    }
+    order_.look_at_plan(tensor.pack);
+}
+
+void Core::release_hint(TensorId id, PlaceId place, bool far, Instant, Commands &out)
+{
+    const Tensor &tensor = tensors_[id];
+    const BlockRange range = packs_.blocks_of(tensor, 0, tensor.spec.bytes);
+    const BlockId first = packs_[tensor.pack].first;
+    for (BlockId block = first + range.first; block < first + range.second; ++block) {
+        if (!blocks_.replica(block, place).listed) continue;
+        if (far) {
+            recency_.cool(block, place);
+            write_back_.clean_soon(block, place);
+        } else {
+            recency_.heat(block, place);
+        }
+    }
+    runner_.advance(out);
+}
+
+ClaimId Core::claim(bool alone)
+{
+    next_claim_ += 2;
+    return next_claim_ | (alone ? kAloneClaim : 0);
+}
+
+void Core::claim_tensor(ClaimId claim, TensorId id)
+{
+    Tensor &tensor = tensors_[id];
+    tensor.claims.push_back(claim);
+    packs_[tensor.pack].claimed += tensor.claims.size() == 1;
+    for (PlaceId place = 0; place < places_.count(); ++place) gates_.close(id, place);
+    addresses_.conceal(id);
+}
+
+void Core::unclaim_tensor(ClaimId claim, TensorId id, bool empties, Commands &out)
+{
+    Tensor &tensor = tensors_[id];
+    const auto mine = std::find(tensor.claims.begin(), tensor.claims.end(), claim);
+    STW_ASSERT(mine != tensor.claims.end());
+    const bool held = mine == tensor.claims.begin();
+    STW_ASSERT(!held || tensor.claim_users == 0);
+    if (held && empties && tensor.readers == 0 && !tensor.writer) {
+        ++tensor.version;
+        lifetimes_.drop_contents(id, out);
+    }
+    tensor.claims.erase(mine);
+    if (tensor.claims.empty()) write_back_.end_claims(packs_[tensor.pack]);
+    addresses_.conceal(
+        id);  // what it missed, of which the last view by a gate ended after the claim came
+    for (PlaceId place = 0; place < places_.count(); ++place) gates_.update(id, place);
+    runner_.advance(out);
+}
+
+void Core::transfer_done(TransferId id, const Status &status, Instant, Commands &out)
+{
+    const bool known = transfers_.find(id) != nullptr;
+    STW_ASSERT(known);
+    if (!known) return;
+    const Flight flight = transfers_.finish(id);
+    const BlockId id_block = flight.transfer.block;
+    Block &block = blocks_[id_block];
+    if (!flight.ordered) occupancy_.settle_target(flight, status.ok(), out);
+    if (flight.ordered && !status.ok()) occupancy_.unsettle_target(flight, status, out);
+    occupancy_.settle_source(flight, status.ok(), out);
+    if (!status.ok() && flight.writes_back && flight.epoch == block.epoch) {
+        block.write_failed = true;
+        // All that have bytes in the block.
+        for (const TensorId at : packs_[block.pack].tensors) {
+            if (tensors_[at].contents != Contents::kEmpty) out.errors.push_back({at, status});
+        }
+    }
+    // What was read from nvme is there still: its coming leaves nothing more to write back.
+    const PlaceId from = flight.transfer.from;
+    if (!status.ok() || from == kNoPlace || !places_.is_nvme(from)) write_back_.wake();
+    runner_.wake_waiters(id_block, status.ok() ? nullptr : &flight, status, out);
+    Pack &pack = packs_[block.pack];
+    if (!pack.shared && !pack.tensors.empty()) addresses_.conceal(pack.tensors.front());
+    if (pack.dead) {
+        bool in_flight = false;
+        for (BlockId at = pack.first; at < pack.first + pack.blocks; ++at) {
+            in_flight |= blocks_[at].transfers > 0;
+        }
+        if (!in_flight) lifetimes_.free_pack(block.pack, out);
+    }
+    for (PlaceId place = 0; place < places_.count(); ++place) victims_.stir(id_block, place);
+    runner_.advance_queue(out);
+}
+
+void Core::transfer_ordered(TransferId id, Instant, Commands &out)
+{
+    Flight *found = transfers_.find(id);
+    if (!found || found->ordered) return;
+    Flight &flight = *found;
+    const Transfer &transfer = flight.transfer;
+    STW_ASSERT(transfer.kind == TransferKind::kMove);
+    flight.ordered = true;
+    occupancy_.settle_target(flight, true, out);
+    runner_.wake_waiters(transfer.block, nullptr, {}, out);
+    runner_.advance(out);
+}
+
+void Core::tick(Instant now, Commands &out)
+{
+    while (fetches_.has_due(now)) {
+        const FetchId id = fetches_.first_due();
+        const Fetch &fetch = fetches_.at(id);
+        const char *what = fetch.lacks == Lacks::kLocks  ? "a conflicting view or update"
+                           : fetch.lacks == Lacks::kRoom ? "room"
+                                                         : "its transfers";
+        const TensorId tensor = fetch.asked.requests.front().tensor;
+        Status status = Status::error(
+            STW_ERROR_TIMEOUT,
+            "the fetch of %s (%zu request%s) timed out while it waited for %s%s; %zu "
+            "transfers are in flight and %zu fetches wait",
+            tensor_text(tensors_[tensor].spec.name).c_str(), fetch.asked.requests.size(),
+            plural(fetch.asked.requests.size()), what, locks_.describe_conflict(fetch).c_str(),
+            transfers_.flights().size(), fetches_.queue().size());
+        status.mutable_detail().tensor = tensors_[tensor].spec.name;
+        runner_.refuse(id, std::move(status), out);
+    }
+    runner_.advance(out);
+}
+
+uint64_t Core::evict(TensorId id, PlaceId place, Commands &out)
+{
+    const Tensor &tensor = tensors_[id];
+    const BlockRange range = packs_.blocks_of(tensor, 0, tensor.spec.bytes);
+    const BlockId first = packs_[tensor.pack].first;
+    uint64_t left = 0;
+    order_.begin_event();
+    for (BlockId block = first + range.first; block < first + range.second; ++block) {
+        if (blocks_.replica(block, place).slot == kNoSlot) continue;
+        evictions_.start(block, place, out);
+        left += blocks_.replica(block, place).slot != kNoSlot;
+    }
+    runner_.advance(out);
+    return left;
+}
+
+uint64_t Core::write_back_all(Commands &out)
+{
+    const uint64_t left = write_back_.queue_all();
+    runner_.advance(out);
+    return left;
+}
+
+void Core::forgive()
+{
+    for (Block &block : blocks_) block.write_failed = false;
+    for (TensorId id = 0; id < tensors_.size(); ++id) {
+        Tensor &tensor = tensors_[id];
+        if (tensor.contents == Contents::kValid) tensor.cause = Status();
+    }
+    write_back_.wake();
+}
+
+uint64_t Core::shrink(PlaceId place, uint32_t blocks, Commands &out)
+{
+    Arena &arena = places_.arena(place);
+    if (!places_.is_shrinking(place)) places_.begin_shrink(place, blocks);
+    STW_ASSERT(arena.budget() == blocks);
+    const Fetch nobody;
+    order_.begin_event();
+    while (!places_.is_nvme(place) && arena.too_many() > occupancy_.coming(place)) {
+        const BlockId victim = victims_.pick(place, nobody);
+        if (victim == kNone || !evictions_.start(victim, place, out)) break;
+    }
+    runner_.advance(out);
+    return arena.too_many();
+}
+
+void Core::set_budget(PlaceId place, uint32_t blocks, Commands &out)
+{
+    places_.set_budget(place, blocks);
+    promises_.move_farther(place);
+    write_back_.wake();
+    runner_.advance(out);
+}
+
+}  // namespace stepwell::residency

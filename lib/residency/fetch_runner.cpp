@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+// A fetch from question to answer.
+#include "lib/residency/fetch_runner.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace stepwell::residency {
+
+// One pass over those that wait, again while answers change what others may have.
+void FetchRunner::advance(Commands &out)
+{
+    if (!advancing_) order_.forget_barren();
+    advance_queue(out);
+}
+
+void FetchRunner::advance_queue(Commands &out)
+{
+    if (advancing_) return;
+    advancing_ = true;
+    order_.begin_event();
+    bool again = true;
+    while (again) {
+        again = false;
+        Blocked blocked{};
+        const std::vector<Queued> &queue = fetches_.queue();
+        for (size_t at = 0; at < queue.size();) {
+            const Queued now = queue[at];
+            again |= step(*now.fetch, blocked, out);
+            // One that was answered, or has all it needs, has left the queue.
+            if (at < queue.size() && queue[at].key.id == now.key.id) {
+                ++at;
+            } else {
+                const auto next = std::upper_bound(queue.begin(), queue.end(), now);
+                at = static_cast<size_t>(next - queue.begin());
+            }
+        }
+    }
+    write_back_.pump(out);
+    advancing_ = false;
+}
+
+// Takes the fetch as far as it goes; true when it was answered, so that others may go on.
+bool FetchRunner::step(Fetch &fetch, Blocked &blocked, Commands &out)
+{
+    const FetchId id = fetch.id;
+    const bool tries = (fetch.asked.flags & kFetchTry) != 0;
+    if (fetch.phase != Phase::kWait) return false;
+    fetch.stuck = false;
+    fetch.lacks = Lacks::kLocks;
+    if (!locks_.may_lock(fetch)) {
+        fetches_.hurry_hints(fetch, out);
+        if (!tries) return false;
+        refuse(id, locks_.busy_refusal(fetch), out);
+        return true;
+    }
+    Status wrong = locks_.conflict_within(fetch);
+    if (wrong.ok()) wrong = locks_.readable(fetch);
+    if (!wrong.ok()) {
+        refuse(id, std::move(wrong), out);
+        return true;
+    }
+    fetch.lacks = Lacks::kRoom;
+    build_targets(fetch);
+    const Room room = reservation_.reserve(fetch, blocked, out);
+    if (room == Room::kComing && !tries) return false;
+    if (room == Room::kStuck && (fetch.asked.flags & kFetchWaitRoom)) {
+        fetch.stuck = true;
+        return false;
+    }
+    if (room != Room::kTaken) {
+        refuse(id,
+               room == Room::kComing
+                   ? Status::error(STW_ERROR_BUSY, "the bytes are not resident and free at once")
+                   : outlook_.budget_refusal(fetch, fetch.short_place, fetch.short_blocks),
+               out);
+        return true;
+    }
+    const bool hint = (fetch.asked.flags & kFetchPrefetch) != 0;
+    if (hint && fetch.asked.urgency != Class::kDemand) fetches_.note_slow_hint(id);
+    write_back_.wake();
+    locks_.lock(fetch);
+    for (const Request &request : fetch.asked.requests) {
+        if (request.access != Access::kRead) --tensors_[request.tensor].waiting;
+    }
+    fetch.lacks = Lacks::kNothing;
+    fetch.phase = Phase::kFill;
+    fetches_.dequeue(fetch);
+    fetch.pending = 0;
+    for (Target &target : fetch.targets) target.started = false;
+    // Blocks that move into a run go first: another target may need their bytes elsewhere, and a
+    // slot that is being read cannot be left.
+    for (const bool first : {true, false}) {
+        for (Target &target : fetch.targets) {
+            const Slot slot = blocks_.replica(target.block, target.place).slot;
+            const bool moves = target.wanted_slot != kNoSlot && target.wanted_slot != slot;
+            if (first && !moves) continue;
+            if (!first && target.started) continue;
+            target.started = true;
+            target.waiting = false;
+            if (!fills_.satisfied(target)) wait_for(fetch, target, out);
+        }
+    }
+    if (fetch.pending > 0 && tries) {
+        refuse(id, Status::error(STW_ERROR_BUSY, "the bytes are not resident"), out);
+        return true;
+    }
+    return fetch.pending == 0 && finish(id, out);
+}
+
+void FetchRunner::wait_for(Fetch &fetch, Target &target, Commands &out)
+{
+    fills_.start(fetch, target, out);
+    target.waiting = !fills_.satisfied(target);
+    if (!target.waiting) return;
+    ++fetch.pending;
+    std::vector<FetchId> &waiters = blocks_[target.block].waiters;
+    if (std::find(waiters.begin(), waiters.end(), fetch.id) != waiters.end()) return;
+    waiters.push_back(fetch.id);
+}
+
+// Each block once, with what any of the requests needs of it.
+void FetchRunner::build_targets(Fetch &fetch)
+{
+    if (fetch.built_for == fetch.places) return;
+    fetch.built_for = fetch.places;
+    fetch.targets.clear();
+    size_t blocks = 0;
+    for (const Request &request : fetch.asked.requests) {
+        const Tensor &tensor = tensors_[request.tensor];
+        const BlockRange range = packs_.blocks_of(tensor, request.byte_begin, request.byte_count);
+        blocks += range.second - range.first;
+    }
+    fetch.targets.reserve(blocks);
+    for (size_t i = 0; i < fetch.asked.requests.size(); ++i) {
+        const Request &request = fetch.asked.requests[i];
+        const Tensor &tensor = tensors_[request.tensor];
+        const Pack &pack = packs_[tensor.pack];
+        const BlockRange range = packs_.blocks_of(tensor, request.byte_begin, request.byte_count);
+        const uint64_t begin = tensor.offset + request.byte_begin;
+        const uint64_t end = begin + request.byte_count;
+        for (uint32_t index = range.first; index < range.second; ++index) {
+            const uint64_t block_begin = index * places_.block_bytes();
+            const uint64_t block_end =
+                std::min(block_begin + places_.block_bytes(), pack.used_bytes);
+            const bool covers = begin <= block_begin && end >= block_end && !pack.shared;
+            Target target;
+            target.block = pack.first + index;
+            target.place = fetch.places[i];
+            target.writes = request.access != Access::kRead;
+            const bool whole_write =
+                request.access == Access::kWrite || request.access == Access::kWriteEmpty;
+            target.needs_bytes = !whole_write || !covers;
+            target.moves = fetch.asked.claim == 0 || pack.shared;
+            fetch.targets.push_back(target);
+        }
+    }
+    std::sort(fetch.targets.begin(), fetch.targets.end(), [](const Target &a, const Target &b) {
+        return a.place != b.place ? a.place < b.place : a.block < b.block;
+    });
+    size_t kept = 0;
+    for (const Target &target : fetch.targets) {
+        Target *last = kept > 0 ? &fetch.targets[kept - 1] : nullptr;
+        if (last && last->place == target.place && last->block == target.block) {
+            last->needs_bytes |= target.needs_bytes;
+            last->writes |= target.writes;
+        } else {
+            fetch.targets[kept++] = target;
+        }
+    }
+    fetch.targets.resize(kept);
+}
+
+// Everything is there: pin it and answer.
+bool FetchRunner::finish(FetchId id, Commands &out)
+{
+    Fetch &fetch = fetches_.at(id);
+    if (!fetch.error.ok()) {
+        Status why = std::move(fetch.error);
+        refuse(id, std::move(why), out);
+        return true;
+    }
+    // What was ready first may be in use again: a write-back of the block into the very slot.
+    for (Target &target : fetch.targets) {
+        if (!fills_.satisfied(target)) wait_for(fetch, target, out);
+    }
+    if (fetch.pending > 0) return false;
+    if (!addresses_.show_targets(fetch)) {
+        refuse(id,
+               Status::error(STW_ERROR_LIMIT,
+                             "the process has no mapping left to show tensor '%s' at its address; "
+                             "raise vm.max_map_count, or use larger blocks",
+                             tensors_[fetch.asked.requests.front().tensor].spec.name.c_str()),
+               out);
+        return true;
+    }
+    const bool prefetch = (fetch.asked.flags & kFetchPrefetch) != 0;
+    for (const Target &target : fetch.targets) {
+        Replica &here = blocks_.replica(target.block, target.place);
+        if (target.writes) {
+            for (PlaceId other = 0; other < places_.count(); ++other) {
+                if (other != target.place) occupancy_.drop(target.block, other, out);
+            }
+            here.valid = true;
+            blocks_[target.block].write_failed = false;
+        }
+        if (!prefetch) occupancy_.note_use(target.block, target.place);
+        recency_.heat(target.block, target.place);
+    }
+    for (const Request &request : fetch.asked.requests)
+        order_.look_at_plan(tensors_[request.tensor].pack);
+    Granted granted;
+    granted.fetch = id;
+    if (!prefetch) {
+        granted.grants.reserve(fetch.asked.requests.size());
+        for (size_t i = 0; i < fetch.asked.requests.size(); ++i) {
+            granted.grants.push_back(pin(fetch, i));
+        }
+    } else {
+        for (size_t i = 0; i < fetch.asked.requests.size(); ++i) {
+            locks_.unlock(fetch.asked.requests[i], fetch.places[i], fetch.asked.claim);
+            gates_.update(fetch.asked.requests[i].tensor, fetch.places[i]);
+        }
+    }
+    for (const Target &target : fetch.targets) {
+        --blocks_.replica(target.block, target.place).holds;
+        victims_.stir(target.block, target.place);
+    }
+    if (prefetch) addresses_.conceal_asked(fetch);
+    fetches_.forget(fetch);
+    out.granted.push_back(std::move(granted));
+    return true;
+}
+
+Grant FetchRunner::pin(const Fetch &fetch, size_t index)
+{
+    const Request &request = fetch.asked.requests[index];
+    const Tensor &tensor = tensors_[request.tensor];
+    const PlaceId place = fetch.places[index];
+    const BlockRange range = packs_.blocks_of(tensor, request.byte_begin, request.byte_count);
+    const BlockId first = packs_[tensor.pack].first;
+    Grant grant;
+    grant.place = place;
+    grant.slot = blocks_.replica(first + range.first, place).slot;
+    grant.slot_offset = (tensor.offset + request.byte_begin) -
+                        static_cast<uint64_t>(range.first) * places_.block_bytes();
+    const bool internal = (fetch.asked.flags & kFetchInternal) != 0 || fetch.asked.claim != 0;
+    if (request.access == Access::kRead && !internal) {
+        locks_.unlock(request, place, 0);
+        gates_.update(request.tensor, place);
+        if (tensors_.gate(request.tensor, place).try_pin()) {
+            grant.by_gate = true;
+            return grant;
+        }
+        Tensor &locked = tensors_[request.tensor];
+        ++locked.readers;
+        for (BlockId block = first + range.first; block < first + range.second; ++block) {
+            ++blocks_.replica(block, place).marks;
+        }
+    }
+    for (BlockId block = first + range.first; block < first + range.second; ++block) {
+        Replica &here = blocks_.replica(block, place);
+        ++(internal ? here.holds : here.pins);
+    }
+    return grant;
+}
+
+void FetchRunner::refuse(FetchId id, Status why, Commands &out)
+{
+    Fetch &fetch = fetches_.at(id);
+    if (fetch.phase == Phase::kWait) {
+        for (const Request &request : fetch.asked.requests) {
+            if (request.access != Access::kRead) --tensors_[request.tensor].waiting;
+        }
+    } else {
+        for (size_t i = 0; i < fetch.asked.requests.size(); ++i) {
+            locks_.unlock(fetch.asked.requests[i], fetch.places[i], fetch.asked.claim);
+        }
+        for (const Target &target : fetch.targets) {
+            Replica &here = blocks_.replica(target.block, target.place);
+            --here.holds;
+            if (target.writes) addresses_.protect(target.block, target.place);
+            std::vector<FetchId> &waiters = blocks_[target.block].waiters;
+            waiters.erase(std::remove(waiters.begin(), waiters.end(), id), waiters.end());
+            const bool idle = !here.filling && here.holds == 0 && here.pins == 0;
+            const bool useless = idle && (!here.valid || packs_.is_worthless(target.block));
+            if (useless) occupancy_.drop(target.block, target.place, out);
+            victims_.stir(target.block, target.place);
+        }
+    }
+    for (size_t i = 0; i < fetch.asked.requests.size(); ++i) {
+        for (PlaceId place = 0; place < places_.count(); ++place) {
+            gates_.update(fetch.asked.requests[i].tensor, place);
+        }
+    }
+    addresses_.conceal_asked(fetch);
+    fetches_.forget(fetch);
+    out.refused.push_back({id, std::move(why)});
+}
+
+// Fetches that wait for this block look again: satisfied, another source, or the error.
+void FetchRunner::wake_waiters(BlockId id, const Flight *failed, const Status &status,
+                               Commands &out)
+{
+    std::vector<FetchId> waiters;
+    waiters.swap(blocks_[id].waiters);
+    for (const FetchId waiter : waiters) {
+        Fetch *waiting = fetches_.find(waiter);
+        if (!waiting) continue;
+        Fetch &fetch = *waiting;
+        bool still_waits = false;
+        for (Target &target : fetch.targets) {
+            if (target.block != id || !target.waiting) continue;
+            const bool mine = failed && failed->transfer.to == target.place;
+            if (mine) fills_.note_failure(fetch, target, *failed, status);
+            if (!fills_.satisfied(target) && fetch.error.ok()) fills_.start(fetch, target, out);
+            const bool hopeless = !fetch.error.ok() && !blocks_.replica(id, target.place).filling;
+            target.waiting = !fills_.satisfied(target) && !hopeless;
+            still_waits |= target.waiting;
+            fetch.pending -= !target.waiting;
+        }
+        if (still_waits) blocks_[id].waiters.push_back(waiter);
+        if (fetch.pending == 0) finish(waiter, out);
+    }
+}
+
+}  // namespace stepwell::residency

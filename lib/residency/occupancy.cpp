@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// Replicas and their slots: what the end of a transfer changes. A replica counts as valid only after
+// the completion that proves it, and a slot is free only when no transfer touches it any more.
+#include "lib/residency/occupancy.h"
+#include "lib/support/assert.h"
+
+namespace stepwell::residency {
+
+// Brought by a plan: used, wasted, or still there, see PlannedBlocks.
+void Occupancy::note_brought(BlockId block, PlaceId place)
+{
+    blocks_.replica(block, place).planned = true;
+    ++brought_[place].brought;
+}
+
+// Somebody has the bytes that were brought ahead.
+void Occupancy::note_use(BlockId block, PlaceId place)
+{
+    Replica &here = blocks_.replica(block, place);
+    here.fresh = false;
+    if (!here.planned) return;
+    here.planned = false;
+    ++brought_[place].used;
+}
+
+void Occupancy::note_waste(BlockId block, PlaceId place)
+{
+    Replica &here = blocks_.replica(block, place);
+    if (!here.planned) return;
+    here.planned = false;
+    ++brought_[place].wasted;
+}
+
+// The source has the bytes still. Who uses the target has others, and hears of it.
+void Occupancy::unsettle_target(const Flight &flight, const Status &status, Commands &out)
+{
+    const Transfer &transfer = flight.transfer;
+    const Block &block = blocks_[transfer.block];
+    Replica &here = blocks_.replica(transfer.block, transfer.to);
+    if (flight.epoch != block.epoch || here.slot != transfer.to_slot || here.filling) return;
+    for (const TensorId at : packs_[block.pack].tensors) {
+        if (tensors_[at].contents != Contents::kEmpty) out.errors.push_back({at, status});
+    }
+    here.valid = false;
+    for (const TensorId at : packs_[block.pack].tensors) gates_.update(at, transfer.to);
+    const bool idle = here.reads == 0 && here.holds == 0 && here.pins == 0;
+    if (idle && !gates_.has_pins(packs_[block.pack], transfer.to))
+        drop(transfer.block, transfer.to, out);
+}
+
+void Occupancy::settle_target(const Flight &flight, bool ok, Commands &out)
+{
+    const Transfer &transfer = flight.transfer;
+    Replica &here = blocks_.replica(transfer.block, transfer.to);
+    here.filling = false;
+    const bool current = flight.epoch == blocks_[transfer.block].epoch;
+    if (transfer.kind == TransferKind::kRelocate) {
+        const bool whole = packs_[blocks_[transfer.block].pack].agreed;
+        places_.arena(transfer.to).give(ok ? transfer.from_slot : transfer.to_slot, whole);
+        if (!ok) here.slot = transfer.from_slot;
+    }
+    if (here.doomed || !current) {
+        if (here.reads == 0) free_slot(transfer.block, transfer.to, out);
+        return;
+    }
+    const bool unwanted = here.holds == 0 && here.pins == 0 && !here.valid;
+    const bool no_bytes =
+        transfer.kind == TransferKind::kMap || packs_.is_worthless(transfer.block);
+    if (ok && unwanted && no_bytes && !flight.writes_back) {
+        free_slot(transfer.block, transfer.to, out);  // the fetch was undone meanwhile
+        return;
+    }
+    if (ok) {
+        if (!addresses_.guards(transfer.block, transfer.to)) {
+            here.mapped = true;
+            places_.arena(transfer.to).note_mapped(here.slot, transfer.block);
+        }
+        if (transfer.kind != TransferKind::kMap) here.valid = true;
+        if (here.listed) return;
+        if (flight.writes_back) {
+            recency_.cool(transfer.block, transfer.to);
+        } else {
+            recency_.heat(transfer.block, transfer.to);
+        }
+        return;
+    }
+    const bool wanted = here.holds > 0 || here.pins > 0 || here.valid;
+    if (!wanted && here.reads == 0) free_slot(transfer.block, transfer.to, out);
+}
+
+void Occupancy::settle_source(const Flight &flight, bool ok, Commands &out)
+{
+    const Transfer &transfer = flight.transfer;
+    if (transfer.kind != TransferKind::kMove) return;
+    Replica &there = blocks_.replica(transfer.block, transfer.from);
+    STW_ASSERT(there.reads > 0);
+    --there.reads;
+    const bool leaves = flight.evicts && there.evicting;
+    if (leaves) {
+        there.evicting = false;
+        --coming_[transfer.from];
+    }
+    if (there.doomed) {
+        if (there.reads == 0 && !there.filling) free_slot(transfer.block, transfer.from, out);
+        return;
+    }
+    const bool idle = there.reads == 0 && there.holds == 0 && there.pins == 0;
+    if (leaves && ok && idle && packs_.is_duplicate(transfer.block, transfer.from) &&
+        gates_.try_close_all(transfer.block, transfer.from)) {
+        evict(transfer.block, transfer.from, out);
+    }
+}
+
+// The replica is worth nothing any more. Its slot goes now, or with the last transfer that uses it.
+void Occupancy::drop(BlockId id, PlaceId place, Commands &out)
+{
+    Replica &here = blocks_.replica(id, place);
+    if (here.slot == kNoSlot) return;
+    const bool stale_keeps_slot = places_.is_nvme(place) && !packs_[blocks_[id].pack].dead &&
+                                  here.valid && blocks_[id].writers > 0;
+    here.valid = false;
+    if (stale_keeps_slot) return;
+    if (here.reads == 0 && !here.filling && here.pins == 0) addresses_.hide(id, place);
+    if (here.evicting) {
+        here.evicting = false;
+        --coming_[place];
+    }
+    if (here.reads > 0 || here.filling) {
+        here.doomed = true;
+        return;
+    }
+    if (here.holds > 0 || here.pins > 0) return;
+    free_slot(id, place, out);
+}
+
+void Occupancy::evict(BlockId block, PlaceId place, Commands &out)
+{
+    ++evictions_[place];
+    drop(block, place, out);
+}
+
+void Occupancy::free_slot(BlockId id, PlaceId place, Commands &out)
+{
+    Replica &here = blocks_.replica(id, place);
+    STW_ASSERT(here.holds == 0 || here.doomed);
+    note_waste(id, place);
+    STW_ASSERT(here.pins == 0 && here.reads == 0);
+    recency_.unlist(id, place);
+    addresses_.hide(id, place);
+    if (places_.is_nvme(place)) out.forgets.push_back(id);
+    Pack &pack = packs_[blocks_[id].pack];
+    places_.arena(place).give(here.slot, pack.agreed);
+    order_.count_out(blocks_[id].pack, place);
+    if (pack.resident[place] == 0) set_run(pack, place, kNoSlot);
+    here.last_slot = here.slot;
+    here.slot = kNoSlot;
+    here.valid = here.doomed = here.mapped = here.fresh = here.filling = false;
+}
+
+void Occupancy::take_slot(PlaceId place, BlockId block, bool whole, Slot slot, Commands &out)
+{
+    const Slot bare = places_.arena(place).take_at(block, whole, slot);
+    if (bare != kNoSlot) out.swaps.push_back({place, slot, bare});
+}
+
+void Occupancy::hold(BlockId block, PlaceId place)
+{
+    Replica &here = blocks_.replica(block, place);
+    ++here.holds;
+    if (!here.evicting) return;
+    here.evicting = false;
+    --coming_[place];
+}
+
+// Its eviction has begun; the end of the transfer, or whoever comes meanwhile, ends that.
+void Occupancy::note_leaving(BlockId block, PlaceId place)
+{
+    blocks_.replica(block, place).evicting = true;
+    ++coming_[place];
+}
+
+// Where the block would lie in one run with the others of its pack, so that views of it need no
+// moves later; at a place that maps, where it lay the last time: as long as nobody used that slot
+// since, it is at the block's address already. kNoSlot where nothing matters, or cannot be.
+Slot Occupancy::neighbour_slot(BlockId block, PlaceId place)
+{
+    Pack &pack = packs_[blocks_[block].pack];
+    if (places_[place].maps) return blocks_.replica(block, place).last_slot;
+    if (places_.is_nvme(place) || pack.blocks == 1) return kNoSlot;
+    if (pack.run[place] == kNoSlot)
+        set_run(pack, place, places_.arena(place).find_run(pack.blocks));
+    if (pack.run[place] == kNoSlot) return kNoSlot;
+    return pack.run[place] + blocks_[block].index;
+}
+
+void Occupancy::set_run(Pack &pack, PlaceId place, Slot begin)
+{
+    if (pack.run[place] != kNoSlot) {
+        places_.arena(place).set_aside(pack.run[place], pack.blocks, false);
+    }
+    pack.run[place] = begin;
+    if (begin != kNoSlot) places_.arena(place).set_aside(begin, pack.blocks, true);
+}
+
+}  // namespace stepwell::residency

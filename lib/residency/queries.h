@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// Queries: what the shell, plans and reports ask of the core. The reading half of the facade Core,
+// and the owner of the tables: what is where, who waits, what is under way. Changes nothing.
+#pragma once
+
+#include "lib/residency/fetch_queue.h"
+#include "lib/residency/occupancy.h"
+#include "lib/residency/promises.h"
+
+#include <string>
+#include <vector>
+
+namespace stepwell::residency {
+
+class Queries {
+public:
+    explicit Queries(Config config);
+    Queries(const Queries &) = delete;
+    Queries &operator=(const Queries &) = delete;
+
+    // ---- tensors -------------------------------------------------------------------------------
+    [[nodiscard]] bool is_frozen(TensorId tensor) const
+    {
+        return packs_[tensors_[tensor].pack].frozen;
+    }
+
+    // ---- claims: the library's own exclusive use (updates, reduces) -----------------------------
+    [[nodiscard]] ClaimId claimed_by(TensorId tensor) const { return tensors_[tensor].claim(); }
+    [[nodiscard]] bool has_claims() const;
+
+    // ---- scores of a policy of the program -----------------------------------------------------
+    [[nodiscard]] uint64_t evictions(PlaceId place) const { return occupancy_.evictions(place); }
+
+    // ---- what a plan asks ----------------------------------------------------------------------
+    [[nodiscard]] Lack lack(const Request &request) const;
+    [[nodiscard]] uint64_t block_bytes() const { return places_.block_bytes(); }
+    [[nodiscard]] bool maps(PlaceId place) const { return places_[place].maps; }
+    [[nodiscard]] uint64_t budget_bytes(PlaceId place) const  // for ordinary blocks
+    {
+        const Arena &arena = places_.arena(place);
+        if (arena.budget() <= arena.whole_slots()) return 0;
+        return (arena.budget() - arena.whole_slots()) * places_.block_bytes();
+    }
+    [[nodiscard]] uint64_t free_bytes(PlaceId place) const
+    {
+        return places_.arena(place).free() * places_.block_bytes();
+    }
+    [[nodiscard]] bool may_rest_at(TensorId tensor, PlaceId place) const
+    {
+        return places_.is_open(place) &&
+               (tensors_[tensor].spec.policy.allowed & (1u << place)) != 0;
+    }
+    // Room is kept for it there, whatever happens to budgets.
+    [[nodiscard]] bool is_promised_at(TensorId tensor, PlaceId place) const
+    {
+        return packs_[tensors_[tensor].pack].promised == place;
+    }
+
+    // ---- questions -----------------------------------------------------------------------------
+    [[nodiscard]] Door &door(TensorId tensor, PlaceId place) const
+    {
+        return tensors_.door(tensor, place);
+    }
+    [[nodiscard]] Gate &gate(TensorId tensor, PlaceId place) const
+    {
+        return tensors_.gate(tensor, place);
+    }
+    [[nodiscard]] const TensorSpec &spec(TensorId tensor) const { return tensors_[tensor].spec; }
+    [[nodiscard]] Contents contents(TensorId tensor) const { return tensors_[tensor].contents; }
+    [[nodiscard]] uint64_t version(TensorId tensor) const { return tensors_[tensor].version; }
+    // Bit per place that holds the newest bytes of all of the tensor.
+    [[nodiscard]] uint32_t residence(TensorId tensor) const;
+    // Of a range: its bytes in blocks that lack the newest bytes there.
+    [[nodiscard]] uint64_t missing_bytes(const Request &request) const;
+    // Where a pinned or resident tensor lies at a place of slots: the first block's slot, offset.
+    [[nodiscard]] Grant location(TensorId tensor, PlaceId place) const
+    {
+        return packs_.location(tensor, place);
+    }
+    // The longest around a block that has a slot there.
+    [[nodiscard]] SlotRun run_of(BlockId block, PlaceId place) const
+    {
+        return packs_.run_of(block, place);
+    }
+    // Nobody has a view of what lies in the slots, but one fetch of `own`.
+    [[nodiscard]] bool are_quiet(PlaceId place, Slot first, uint32_t count, TensorId own) const;
+    [[nodiscard]] PlaceId choose_cpu_place(const Request &request) const
+    {
+        return locks_.choose_cpu_place(request);
+    }
+    // Of all that moves with it.
+    [[nodiscard]] uint32_t pack_blocks(TensorId tensor) const
+    {
+        return packs_[tensors_[tensor].pack].blocks;
+    }
+    [[nodiscard]] uint64_t pack_offset(TensorId tensor) const { return tensors_[tensor].offset; }
+    [[nodiscard]] PackId pack_of(TensorId tensor) const { return tensors_[tensor].pack; }
+    [[nodiscard]] TensorBlocks blocks_of(TensorId tensor) const { return packs_.blocks_of(tensor); }
+    // Somewhere are bytes of the block; else it is empty, or zeros.
+    [[nodiscard]] bool has_bytes(BlockId block) const { return blocks_.bytes_exist(block, 0); }
+    [[nodiscard]] BlockState block_state(BlockId block, PlaceId place) const
+    {
+        return blocks_.block_state(block, place);
+    }
+    // For sentences.
+    [[nodiscard]] std::string place_name(PlaceId place) const { return places_.name(place); }
+    [[nodiscard]] PlaceUsage usage(PlaceId place) const;  // looks at every block that is there
+    [[nodiscard]] uint64_t budget_blocks(PlaceId place) const
+    {
+        return places_.arena(place).budget();
+    }
+    [[nodiscard]] uint64_t used_blocks(PlaceId place) const { return places_.arena(place).used(); }
+    [[nodiscard]] uint64_t metadata_bytes() const;
+    // What creating a tensor can add to it, and what it can become within budgets and tensors_max.
+    [[nodiscard]] uint64_t metadata_growth(const TensorSpec &spec) const;
+    [[nodiscard]] uint64_t metadata_bytes_max() const;
+    [[nodiscard]] uint32_t tensors_max() const { return places_.config().tensors_max; }
+    [[nodiscard]] uint32_t tensor_ids() const { return static_cast<uint32_t>(tensors_.size()); }
+    [[nodiscard]] uint32_t pack_ids() const { return static_cast<uint32_t>(packs_.size()); }
+    [[nodiscard]] uint32_t block_ids() const { return static_cast<uint32_t>(blocks_.size()); }
+    [[nodiscard]] uint32_t waiting_fetches() const
+    {
+        return static_cast<uint32_t>(fetches_.queue().size());
+    }
+    [[nodiscard]] uint32_t transfers_in_flight() const
+    {
+        return static_cast<uint32_t>(transfers_.flights().size());
+    }
+    // Fetches that only views of the program keep waiting (kFetchWaitRoom), oldest first.
+    [[nodiscard]] std::vector<FetchId> stuck_fetches() const { return fetches_.stuck(); }
+    [[nodiscard]] bool waits_for_locks(FetchId fetch) const
+    {
+        return fetches_.waits_for_locks(fetch);
+    }
+    [[nodiscard]] bool is_waiting(FetchId fetch) const { return fetches_.has(fetch); }
+    // A fetch of the tensor, not a prefetch and of a higher number, waits for locks or room.
+    [[nodiscard]] bool is_awaited(TensorId tensor, FetchId number) const
+    {
+        return fetches_.is_awaited(tensor, number);
+    }
+    [[nodiscard]] FetchId last_fetch() const { return fetches_.last_id(); }
+    [[nodiscard]] bool waits_for_room(FetchId fetch) const
+    {
+        return fetches_.waits_for_room(fetch);
+    }
+    // A transfer from there or to there.
+    [[nodiscard]] bool waits_for_nvme(FetchId fetch) const
+    {
+        return fetches_.waits_for_nvme(fetch);
+    }
+    // Those that wait, one line each, and what for.
+    [[nodiscard]] std::string describe_waiting(size_t lines_max) const
+    {
+        return fetches_.describe_waiting(lines_max);
+    }
+    // Neither answered nor on its way: what a deadlock can be made of.
+    [[nodiscard]] bool is_blocked(FetchId fetch) const { return fetches_.is_blocked(fetch); }
+    // Views, fetches past their lock, or pins: somebody has it now (claims do not count).
+    [[nodiscard]] bool in_use(TensorId tensor) const;
+    // Every invariant of the design; empty when all hold. For tests and after each simulated event.
+    [[nodiscard]] std::string check() const;
+    // At a place that maps: touches of the block's address are served, so that it is there only
+    // while they may see it.
+    [[nodiscard]] bool guards(BlockId block, PlaceId place) const
+    {
+        return addresses_.guards(block, place);
+    }
+    // Of such a block: at its address, and not in the arena.
+    [[nodiscard]] bool is_mapped(BlockId block, PlaceId place) const
+    {
+        return blocks_.replica(block, place).mapped;
+    }
+
+protected:
+    ~Queries() = default;
+
+    // Each part knows those above it here and none below.
+    Places places_;
+    TensorTable tensors_;
+    BlockTable blocks_;
+    PackTable packs_;
+    Promises promises_;
+    Addresses addresses_;
+    Gates gates_;
+    RecencyLists recency_;
+    VictimOrder order_;
+    TransferTable transfers_;
+    Occupancy occupancy_;
+    TensorLocks locks_;
+    FetchQueue fetches_;
+
+private:
+    [[nodiscard]] std::string check_tensors() const;
+};
+
+}  // namespace stepwell::residency

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// RecencyLists: for each place the resident blocks from hottest to coldest, linked through their
+// replicas, and how many they are. The nvme place has no list.
+#pragma once
+
+#include "lib/residency/pack_table.h"
+
+#include <array>
+
+namespace stepwell::residency {
+
+class RecencyLists {
+public:
+    using Listed = std::array<std::array<uint32_t, 2>, kPlacesMax>;  // ordinary blocks, and wholes
+
+    RecencyLists(const Places &places, BlockTable &blocks, const PackTable &packs)
+        : places_(places), blocks_(blocks), packs_(packs)
+    {
+        hottest_.fill(kNone);
+        coldest_.fill(kNone);
+    }
+
+    [[nodiscard]] BlockId coldest(PlaceId place) const { return coldest_[place]; }
+    [[nodiscard]] const Listed &listed() const { return listed_; }
+    void heat(BlockId block, PlaceId place);
+    void cool(BlockId block, PlaceId place);
+    void unlist(BlockId block, PlaceId place);
+    // Those colder than `end` that will not leave go to the other end of the list, so that the next
+    // search does not pass them again. kNone: all of the list may be such.
+    template <class WillStay> void heat_colder(BlockId end, PlaceId place, WillStay &&will_stay)
+    {
+        const BlockId last = hottest_[place];
+        for (BlockId at = coldest_[place]; at != end && at != last;) {
+            const BlockId next = blocks_.replica(at, place).hotter;
+            if (will_stay(at)) heat(at, place);
+            at = next;
+        }
+    }
+
+private:
+    const Places &places_;
+    BlockTable &blocks_;
+    const PackTable &packs_;
+    std::array<BlockId, kPlacesMax> hottest_{};
+    std::array<BlockId, kPlacesMax> coldest_{};
+    Listed listed_{};
+};
+
+}  // namespace stepwell::residency

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// Room: all-or-nothing reservation.
+#include "lib/residency/reservation.h"
+
+#include <algorithm>
+
+namespace stepwell::residency {
+
+// It needs room where an earlier fetch waits for some, and wants nothing at another place.
+bool Reservation::is_behind(const Fetch &fetch, const Blocked &blocked) const
+{
+    const std::vector<Target> &targets = fetch.targets;
+    const PlaceId place = targets.front().place;
+    if (!blocked[place] || targets.back().place != place) return false;
+    return std::any_of(targets.begin(), targets.end(), [&](const Target &target) {
+        return blocks_.replica(target.block, place).slot == kNoSlot;
+    });
+}
+
+Room Reservation::reserve(Fetch &fetch, Blocked &blocked, Commands &out)
+{
+    if (is_behind(fetch, blocked)) return Room::kComing;  // what most hints do that wait
+    for (const Target &target : fetch.targets) {
+        if (blocks_.replica(target.block, target.place).doomed) return Room::kComing;
+        blocks_[target.block].protector = fetch.id;
+        blocks_[target.block].protected_places = 0;
+    }
+    for (const Target &target : fetch.targets) {
+        blocks_[target.block].protected_places |= 1u << target.place;
+    }
+    fetch.needed_in = kNever;
+    if ((fetch.asked.flags & kFetchPrefetch) != 0) {
+        PackId asked = kNone;
+        for (const Target &target : fetch.targets) {
+            const PackId pack = blocks_[target.block].pack;
+            if (pack == asked) continue;
+            asked = pack;
+            fetch.needed_in = std::min(fetch.needed_in, order_.next_use(target.block));
+        }
+    }
+    gates_.forget_seen_pins();
+    Room result = try_reserve(fetch, blocked, out);
+    // Each time one block fewer has to move.
+    while (result == Room::kAgain) result = try_reserve(fetch, blocked, out);
+    return result;
+}
+
+Room Reservation::try_reserve(Fetch &fetch, Blocked &blocked, Commands &out)
+{
+    if (outlook_.awaits_budget(fetch)) return Room::kComing;
+    Room result = runs_.plan(fetch, blocked, out);
+    std::array<uint32_t, kPlacesMax> needed{};
+    std::array<uint32_t, kPlacesMax> needed_whole{};
+    for (const Target &target : fetch.targets) {
+        const Replica &here = blocks_.replica(target.block, target.place);
+        const bool moves = target.wanted_slot != kNoSlot && here.slot != target.wanted_slot;
+        if (here.slot != kNoSlot && !moves) continue;
+        const bool whole = packs_[blocks_[target.block].pack].agreed;
+        ++(whole ? needed_whole : needed)[target.place];
+    }
+    for (PlaceId place = 0; place < places_.count() && result == Room::kTaken; ++place) {
+        if (needed[place] + needed_whole[place] == 0) continue;
+        if (blocked[place]) {
+            result = Room::kComing;
+            break;
+        }
+        result = make_room(fetch, place, needed_whole[place], true, out);
+        if (result == Room::kTaken) result = make_room(fetch, place, needed[place], false, out);
+    }
+    if (result == Room::kTaken) take_room(fetch, out);
+    if (result == Room::kTaken || result == Room::kAgain) return result;
+    if ((fetch.asked.flags & kFetchPrefetch) != 0) return result;  // nobody waits for a hint
+    for (PlaceId place = 0; place < places_.count(); ++place) {
+        if (needed[place] + needed_whole[place] > 0) blocked[place] = true;
+    }
+    return result;
+}
+
+// Runs first: their slots are known and must not go to single blocks. A block that has to move into
+// its run keeps its old slot until start_fill relocates it.
+void Reservation::take_room(Fetch &fetch, Commands &out)
+{
+    for (const Target &target : fetch.targets) {
+        Replica &here = blocks_.replica(target.block, target.place);
+        if (target.wanted_slot == kNoSlot || here.slot == target.wanted_slot) continue;
+        const bool whole = packs_[blocks_[target.block].pack].agreed;
+        occupancy_.take_slot(target.place, target.block, whole, target.wanted_slot, out);
+        if (here.slot != kNoSlot) continue;
+        here.slot = target.wanted_slot;
+        order_.count_in(target.block, target.place);
+    }
+    for (const Target &target : fetch.targets) {
+        Replica &here = blocks_.replica(target.block, target.place);
+        if (here.slot == kNoSlot) {
+            const bool whole = packs_[blocks_[target.block].pack].agreed;
+            const Slot near = occupancy_.neighbour_slot(target.block, target.place);
+            here.slot = places_.arena(target.place).take(target.block, whole, near);
+            order_.count_in(target.block, target.place);
+            addresses_.clear(target.block, target.place);
+            // Not moved since it was last used, and by nobody else.
+            here.mapped = here.slot == here.last_slot &&
+                          places_.arena(target.place).is_mapped(here.slot, target.block);
+        }
+        occupancy_.hold(target.block, target.place);
+    }
+}
+
+Room Reservation::make_room(Fetch &fetch, PlaceId place, uint32_t needed, bool whole, Commands &out)
+{
+    Arena &arena = places_.arena(place);
+    const uint32_t budget = whole ? arena.whole_slots() : arena.budget() - arena.whole_slots();
+    if (needed > budget) {
+        return outlook_.fall_short(fetch, place, Room::kNever);
+    }
+    if (arena.free(whole) >= needed) return Room::kTaken;
+    while (!whole && arena.free() + occupancy_.coming(place) < needed) {
+        if (order_.is_barren(place, fetch)) break;
+        const BlockId victim = victims_.pick(place, fetch);
+        if (victim == kNone) order_.note_barren(place, fetch);
+        if (victim == kNone || !evictions_.start(victim, place, out)) break;
+    }
+    if (arena.free(whole) >= needed) return Room::kTaken;
+    if (!whole && arena.free() + occupancy_.coming(place) >= needed) return Room::kComing;
+    if (const Room moved = let_mover_leave(fetch, place, out); moved != Room::kStuck) return moved;
+    uint32_t own = 0;
+    for (const Target &target : fetch.targets) {
+        const Replica &here = blocks_.replica(target.block, target.place);
+        const bool counts = packs_[blocks_[target.block].pack].agreed == whole;
+        const bool moves = target.wanted_slot != kNoSlot && here.slot != target.wanted_slot;
+        own += counts && target.place == place && here.slot != kNoSlot && !moves;  // else needed
+    }
+    const bool fits = own + needed <= budget;
+    if (!outlook_.room_will_come(place)) {
+        static_cast<void>(outlook_.pinned_blocks(place, whole, &fetch));  // sees those in gates
+    } else if (fits && !outlook_.are_more_pinned(place, whole, fetch, budget - own - needed)) {
+        transfers_.hasten_write_backs(fetch, place, out);
+        return Room::kComing;
+    }
+    return outlook_.fall_short(fetch, place, outlook_.stuck_or_never());
+}
+
+// A block that moves into its run takes two slots for a while. Where there is no second one it
+// leaves instead, and comes back.
+Room Reservation::let_mover_leave(const Fetch &fetch, PlaceId place, Commands &out)
+{
+    for (const Target &target : fetch.targets) {
+        if (target.place != place || target.wanted_slot == kNoSlot) continue;
+        const Replica &here = blocks_.replica(target.block, place);
+        if (here.slot == kNoSlot || here.slot == target.wanted_slot) continue;
+        if (here.evicting) return Room::kComing;
+        if (!evictions_.start(target.block, place, out)) continue;
+        return here.slot == kNoSlot ? Room::kAgain : Room::kComing;
+    }
+    return Room::kStuck;
+}
+
+}  // namespace stepwell::residency

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// The choice of victims. Nothing leaves that is pinned, held, or the last that knows its bytes.
+#include "lib/residency/victims.h"
+
+#include <tuple>
+
+namespace stepwell::residency {
+namespace {
+
+constexpr uint32_t kRecencyVisitsMax = 4096;  // of the list of recency, per choice
+constexpr uint32_t kCandidatesMax = 64;       // compared by their next use
+constexpr uint32_t kVisitedMax = 4096;        // blocks looked at in an order, per choice
+
+}  // namespace
+
+// The nvme place has room for what it is promised to and for nothing else.
+bool Victims::may_rest(const Pack &pack, PlaceId place) const
+{
+    if (!places_.is_open(place) || !(pack.key.policy.allowed & (1u << place))) return false;
+    return !places_.is_nvme(place) || pack.promised == place;
+}
+
+// The policy knows a tier behind this one.
+bool Victims::can_drain(const Pack &pack, PlaceId place) const
+{
+    for (PlaceId to = static_cast<PlaceId>(place + 1); to < places_.count(); ++to) {
+        const bool behind = places_[to].tier > places_[place].tier;
+        if (behind && may_rest(pack, to)) return true;
+    }
+    return false;
+}
+
+bool Victims::may_leave(BlockId block, PlaceId place, const Fetch *fetch) const
+{
+    return is_movable(block, place, fetch) && !gates_.is_pinned(block, place);
+}
+
+bool Victims::is_movable(BlockId block, PlaceId place, const Fetch *fetch) const
+{
+    const Replica &here = blocks_.replica(block, place);
+    const Block &at = blocks_[block];
+    const Pack &pack = packs_[at.pack];
+    if (here.slot == kNoSlot || here.pins || here.holds || here.reads || here.filling) return false;
+    if (here.doomed || here.evicting || pack.agreed || pack.pinned_home == place) return false;
+    if (fetch && blocks_.is_own(block, place, *fetch)) return false;
+    if (fetch && here.fresh && is_blind_hint(*fetch)) return false;
+    if (!packs_.is_duplicate(block, place) && (at.write_failed || !can_drain(pack, place)))
+        return false;
+    return !fetch || !order_.is_needed_before(block, *fetch);
+}
+
+BlockId Victims::pick(PlaceId place, const Fetch &fetch)
+{
+    if (order_.has_plan()) {
+        const BlockId planned = pick_planned(place, fetch);
+        if (planned != kNone) return planned;
+    }
+    BlockId best = kNone;
+    std::tuple<int, int64_t, double, uint64_t> best_score{};
+    uint32_t visited = 0;
+    uint32_t candidates = 0;
+    BlockId block = recency_.coldest(place);
+    for (; block != kNone && visited < kRecencyVisitsMax;
+         block = blocks_.replica(block, place).hotter, ++visited) {
+        if (!is_movable(block, place, &fetch)) continue;
+        const Rank rank = order_.rank_of(blocks_[block].pack, place);
+        const std::tuple<int, int64_t, double, uint64_t> score{
+            -rank.stays, -static_cast<int64_t>(rank.priority), -rank.score, order_.next_use(block)};
+        // Gates last: of a block that many tensors share they are many.
+        if ((best == kNone || score > best_score) && !gates_.is_pinned(block, place)) {
+            best = block;
+            best_score = score;
+        }
+        if (++candidates >= kCandidatesMax) break;
+    }
+    if (visited > candidates + kCandidatesMax) {
+        recency_.heat_colder(block, place, [&](BlockId at) { return stays(at, place); });
+    }
+    const bool nobody_waits = (fetch.asked.flags & kFetchPrefetch) != 0;
+    if (best == kNone && !nobody_waits) best = pick_behind(block, place, fetch);
+    return order_.is_scored() && !order_.has_plan() ? pick_ranked(place, fetch, best) : best;
+}
+
+// The block may be free to leave now.
+void Victims::stir(BlockId block, PlaceId place)
+{
+    if (order_.is_barren(place) && is_movable(block, place, nullptr)) {
+        order_.note_movable(block, place);
+    }
+}
+
+// The last that knows its bytes, where the policy knows no tier behind this one: until it is used.
+bool Victims::stays(BlockId block, PlaceId place) const
+{
+    const Pack &pack = packs_[blocks_[block].pack];
+    if (pack.agreed || pack.pinned_home == place) return true;
+    return !can_drain(pack, place) && !packs_.is_duplicate(block, place);
+}
+
+// The first from `block` on that may leave. All colder ones that cannot are in use now.
+BlockId Victims::pick_behind(BlockId block, PlaceId place, const Fetch &fetch)
+{
+    while (block != kNone && !may_leave(block, place, &fetch))
+        block = blocks_.replica(block, place).hotter;
+    if (block == kNone) return kNone;
+    recency_.heat_colder(block, place, [&](BlockId at) { return !may_leave(at, place, nullptr); });
+    return block;
+}
+
+// Of two that rest at the place, by what the program scored or the plan knows.
+bool Victims::leaves_before(BlockId block, BlockId other, PlaceId place) const
+{
+    const Pack &mine = packs_[blocks_[block].pack];
+    const Pack &others = packs_[blocks_[other].pack];
+    if (mine.score[place] != others.score[place]) return mine.score[place] < others.score[place];
+    if (order_.has_plan()) return mine.worth[place] <= others.worth[place];
+    return order_.next_use(block) >= order_.next_use(other);
+}
+
+// Of what is worth least the last that may leave; a clean one instead of a dirty one where it is
+// worth little more.
+BlockId Victims::pick_planned(PlaceId place, const Fetch &fetch) const
+{
+    const double write_back_worth = order_.policy().write_back_worth();
+    BlockId best = kNone;
+    Rank found;
+    uint32_t visited = 0;
+    for (const Rank &rank : order_.ranked(place)) {
+        const bool worth_more = rank.worth > found.worth + write_back_worth;
+        if (best != kNone && (rank.rules() != found.rules() || worth_more)) break;
+        const BlockId first = packs_[rank.pack].first;
+        if (gates_.is_pinned_by_gates(packs_[rank.pack], place)) continue;  // none of it may leave
+        for (uint32_t index = order_.find_end(rank.pack, place); index > 0; --index) {
+            if (++visited > kVisitedMax) return best;
+            const BlockId block = first + index - 1;
+            if (!may_leave(block, place, &fetch)) continue;
+            if (write_back_worth <= 0 || packs_.is_duplicate(block, place)) return block;
+            if (best == kNone) found = rank;
+            if (best == kNone) best = block;
+        }
+    }
+    return best;
+}
+
+// `best` is the first of the coldest. What scores let leave before it is taken instead; among
+// equals it stays the choice, as next use and recency found it. Of a pack its end goes first, so
+// that what is read again from its beginning finds that.
+BlockId Victims::pick_ranked(PlaceId place, const Fetch &fetch, BlockId best) const
+{
+    const Rank found = best == kNone ? Rank{} : order_.rank_of(blocks_[best].pack, place);
+    uint32_t visited = 0;
+    for (const Rank &rank : order_.ranked(place)) {
+        if (best != kNone && !(rank.reasons() < found.reasons())) break;
+        const BlockId first = packs_[rank.pack].first;
+        if (gates_.is_pinned_by_gates(packs_[rank.pack], place)) continue;  // none of it may leave
+        for (uint32_t index = order_.find_end(rank.pack, place); index > 0; --index) {
+            if (++visited > kVisitedMax) return best;
+            if (may_leave(first + index - 1, place, &fetch)) return first + index - 1;
+        }
+    }
+    return best;
+}
+
+}  // namespace stepwell::residency

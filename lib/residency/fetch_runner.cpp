@@ -76,8 +76,19 @@ bool FetchRunner::step(Fetch &fetch, Blocked &blocked, Commands &out)
                out);
         return true;
     }
+    begin_fill(fetch, out);
+    if (fetch.pending > 0 && tries) {
+        refuse(id, Status::error(STW_ERROR_BUSY, "the bytes are not resident"), out);
+        return true;
+    }
+    return fetch.pending == 0 && finish(id, out);
+}
+
+// It has its room: takes its locks, leaves the queue, and starts what its blocks lack.
+void FetchRunner::begin_fill(Fetch &fetch, Commands &out)
+{
     const bool hint = (fetch.asked.flags & kFetchPrefetch) != 0;
-    if (hint && fetch.asked.urgency != Class::kDemand) fetches_.note_slow_hint(id);
+    if (hint && fetch.asked.urgency != Class::kDemand) fetches_.note_slow_hint(fetch.id);
     write_back_.wake();
     locks_.lock(fetch);
     for (const Request &request : fetch.asked.requests) {
@@ -101,11 +112,6 @@ bool FetchRunner::step(Fetch &fetch, Blocked &blocked, Commands &out)
             if (!fills_.satisfied(target)) wait_for(fetch, target, out);
         }
     }
-    if (fetch.pending > 0 && tries) {
-        refuse(id, Status::error(STW_ERROR_BUSY, "the bytes are not resident"), out);
-        return true;
-    }
-    return fetch.pending == 0 && finish(id, out);
 }
 
 void FetchRunner::wait_for(Fetch &fetch, Target &target, Commands &out)

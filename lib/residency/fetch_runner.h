@@ -46,6 +46,7 @@ public:
 
 private:
     bool step(Fetch &fetch, Blocked &blocked, Commands &out);
+    void begin_fill(Fetch &fetch, Commands &out);
     void build_targets(Fetch &fetch);
     void wait_for(Fetch &fetch, Target &target, Commands &out);
     bool finish(FetchId id, Commands &out);

@@ -62,6 +62,12 @@ struct PackKey {
     bool operator<(const PackKey &other) const { return tied() < other.tied(); }
 };
 
+// What the policy said of the next use of a pack, and at which event: it holds all through one.
+struct NextUse {
+    uint64_t in = kNever;  // accesses from now
+    uint64_t asked_at = 0;
+};
+
 struct Pack {
     BlockId first = kNone;
     uint32_t blocks = 0;
@@ -81,9 +87,7 @@ struct Pack {
     std::array<uint32_t, kPlacesMax> resident{};
     std::array<double, kPlacesMax> score{};  // lower leaves first; 0: the default order
     std::array<double, kPlacesMax> worth{};  // to the plan, where there is one
-    // What the policy said of its next use, and at which event: it says the same all through one.
-    mutable uint64_t next_use = kNever;
-    mutable uint64_t asked_at = 0;
+    mutable NextUse next_use;
     // No block from this index on is at the place. Lowered when somebody looks.
     mutable std::array<uint32_t, kPlacesMax> end{};
 

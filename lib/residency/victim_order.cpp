@@ -23,13 +23,12 @@ uint64_t VictimOrder::next_use(BlockId block) const
     // Thousands may share a block; they are created together and used together.
     constexpr size_t kAskedMax = 32;
     const Pack &pack = packs_[blocks_[block].pack];
-    if (pack.asked_at == event_) return pack.next_use;
-    pack.asked_at = event_;
-    pack.next_use = kNever;
+    if (pack.next_use.asked_at == event_) return pack.next_use.in;
+    pack.next_use = {kNever, event_};
     for (size_t i = 0; i < std::min(pack.tensors.size(), kAskedMax); ++i) {
-        pack.next_use = std::min(pack.next_use, policy_->next_use(pack.tensors[i]));
+        pack.next_use.in = std::min(pack.next_use.in, policy_->next_use(pack.tensors[i]));
     }
-    return pack.next_use;
+    return pack.next_use.in;
 }
 
 // A hint that waits for room would look through the same blocks after each transfer. What is

@@ -11,8 +11,8 @@ bool Addresses::guards(BlockId block, PlaceId place) const
     return aliases_ != nullptr && places_[place].maps && packs_[blocks_[block].pack].key.guarded;
 }
 
-// Of a fetch that is granted now. The library works on what it claims in the arena, out of sight;
-// small tensors that share a block cannot be kept apart, and are seen together.
+// Called when the fetch is granted. The library works on what it claims in the arena, unmapped;
+// small tensors that share a block cannot be kept apart, and are mapped together.
 bool Addresses::show_targets(const Fetch &fetch)
 {
     if (aliases_ == nullptr) return true;
@@ -32,7 +32,8 @@ bool Addresses::show_targets(const Fetch &fetch)
     return true;
 }
 
-// The last one who could write lets go: from now on a write without a view faults, and is not lost.
+// The last writer has released its view: from now on a write without a view faults, so that no
+// write is lost.
 void Addresses::protect(BlockId block, PlaceId place)
 {
     const Replica &here = blocks_.replica(block, place);
@@ -48,8 +49,8 @@ void Addresses::hide(BlockId block, PlaceId place)
     here.mapped = false;
 }
 
-// Of a slot that was taken for the block now, whose memory may still be at the address of one that
-// is not guarded.
+// The memory of a slot that was just taken for the block may still be mapped at the address of an
+// unguarded block.
 void Addresses::clear(BlockId block, PlaceId place)
 {
     const Slot slot = blocks_.replica(block, place).slot;
@@ -58,8 +59,8 @@ void Addresses::clear(BlockId block, PlaceId place)
     places_.arena(place).note_home(slot);
 }
 
-// What an update has, or is about to have, or has failed to make, is out of sight, so that nobody
-// reads old bytes for new ones; what views and transfers have meanwhile, when they end.
+// A tensor is unmapped while an update has it, is next for it, or has failed to make it, so that
+// nobody reads old bytes for new ones. Blocks in use by views or transfers follow when these end.
 void Addresses::conceal(TensorId id)
 {
     if (aliases_ == nullptr) return;
@@ -78,7 +79,7 @@ void Addresses::conceal(TensorId id)
     }
 }
 
-// An update came while the fetch had them.
+// For updates that came while the fetch had the tensors.
 void Addresses::conceal_asked(const Fetch &fetch)
 {
     for (const Request &request : fetch.asked.requests) conceal(request.tensor);

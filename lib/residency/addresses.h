@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Addresses: which blocks programs see at the addresses of tensors while they hold no view. Owns no
-// table, only the way to the shell that maps (aliases.h); what is mapped stands in the replicas.
+// table, only the pointer to the interface of the shell that maps (aliases.h); replicas say what is
+// mapped.
 #pragma once
 
 #include "lib/residency/aliases.h"

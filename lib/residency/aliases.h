@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who puts blocks at the addresses that programs know, as an interface: the core decides when, the
-// shell does it at once, under its lock. Where a core has none, a block that is mapped stays where
-// it is until its slot is used again, and a touch of it without a view is undefined.
+// The interface that maps blocks at the addresses that programs know: the core decides when, the
+// shell does it at once, under its lock. Without one, a mapped block stays mapped until its slot is
+// used again, and a touch of it without a view is undefined.
 #pragma once
 
 #include "lib/residency/types.h"

@@ -53,7 +53,8 @@ bool BlockTable::is_used_elsewhere(BlockId block, PlaceId place) const
     return false;
 }
 
-// Somewhere are the newest bytes, or on their way, though they cannot be read from there just now.
+// The newest bytes are at some place that the fetch has not tried, even if they cannot be read from
+// there at the moment.
 bool BlockTable::bytes_exist(BlockId block, uint32_t tried) const
 {
     for (PlaceId from = 0; from < width_; ++from) {

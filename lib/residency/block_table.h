@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// BlockTable: the blocks by number, the replica of each block at each place, and the ranges of block
-// numbers that are free.
+// BlockTable: the blocks by number, the replica of each block at each place, and the ranges of
+// block numbers that are free.
 #pragma once
 
 #include "lib/residency/block_ids.h"

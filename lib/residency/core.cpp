@@ -64,7 +64,7 @@ void Core::release(const Release &release, Instant, Commands &out)
         --count;
         if (release.far) {
             recency_.cool(block, release.place);
-            // A block that small tensors share is changed by the update of each.
+            // The update of each small tensor in a shared block changes the block again.
             Pack &pack = packs_[tensor.pack];
             const bool others = pack.claimed > (tensor.claims.empty() ? 0u : 1u);
             if (others) pack.clean_late = true;
@@ -96,7 +96,7 @@ void Core::end_write(const Release &release, Commands &out)
         lifetimes_.drop_contents(release.tensor, out);
         return;
     }
-    // A part that is whole again does not heal the rest.
+    // A write of a part does not heal the rest.
     const bool whole = release.byte_begin == 0 && release.byte_count >= tensor.spec.bytes;
     if (!tensor.cause.ok() && !whole) return;
     packs_.set_contents(release.tensor, Contents::kValid);
@@ -169,8 +169,8 @@ void Core::unclaim_tensor(ClaimId claim, TensorId id, bool empties, Commands &ou
     }
     tensor.claims.erase(mine);
     if (tensor.claims.empty()) write_back_.end_claims(packs_[tensor.pack]);
-    addresses_.conceal(
-        id);  // what it missed, of which the last view by a gate ended after the claim came
+    // A view in a gate may have ended after the claim came, and what it covered is still mapped.
+    addresses_.conceal(id);
     for (PlaceId place = 0; place < places_.count(); ++place) gates_.update(id, place);
     runner_.advance(out);
 }
@@ -188,12 +188,12 @@ void Core::transfer_done(TransferId id, const Status &status, Instant, Commands 
     occupancy_.settle_source(flight, status.ok(), out);
     if (!status.ok() && flight.writes_back && flight.epoch == block.epoch) {
         block.write_failed = true;
-        // All that have bytes in the block.
+        // Every tensor with bytes in the block is reported.
         for (const TensorId at : packs_[block.pack].tensors) {
             if (tensors_[at].contents != Contents::kEmpty) out.errors.push_back({at, status});
         }
     }
-    // What was read from nvme is there still: its coming leaves nothing more to write back.
+    // A read from nvme leaves the bytes there: there is nothing more to write back than before.
     const PlaceId from = flight.transfer.from;
     if (!status.ok() || from == kNoPlace || !places_.is_nvme(from)) write_back_.wake();
     runner_.wake_waiters(id_block, status.ok() ? nullptr : &flight, status, out);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The residency core: where every block is, who pins it, who waits for what, what moves next. A
 // deterministic state machine: events in, commands out, the same in a runtime and in a simulation.
-// One thread at a time (the shell's lock); gates alone are touched by others. No OS, clock, driver.
+// One thread at a time (the shell's lock); other threads use only gates. No OS, clock, driver.
 //
 // Core is the facade of the parts in this folder: the events are here, the questions in Queries,
 // which owns the tables. Lowest first, each part knows only earlier ones:
 //   Places, TensorTable, BlockTable, PackTable     what there is
 //   Promises, Addresses, Gates, RecencyLists, VictimOrder, TransferTable, Occupancy, TensorLocks,
-//   FetchQueue                                     what holds of it now, one owner for each count
+//   FetchQueue                                     what holds of it now
 //   Victims, Evictions, WriteBack                  what leaves, and where its bytes go
 //   RoomOutlook, RunPlanner, Reservation           room for a fetch
 //   Fills, FetchRunner                             a fetch from question to answer
@@ -29,20 +29,20 @@ public:
     ~Core();
 
     // ---- tensors -------------------------------------------------------------------------------
-    // Promises room in a farthest allowed tier, so that what is accepted can always be put there.
+    // Reserves room in the farthest allowed tier, so that an accepted tensor can always be stored.
     Result<TensorId> create(TensorSpec spec) { return lifetimes_.create(std::move(spec)); }
-    // With contents that are at nvme already, as the pack of another tensor is where they share
-    // blocks; the shell says at once which of its own the blocks are. MISMATCH: a tensor of that
+    // A tensor whose contents are at nvme already, in the pack of another one if they share a
+    // block; the shell then says which of its stored blocks these are. MISMATCH: a tensor of that
     // pack has another role, neighbour or policy.
     Result<TensorId> restore(TensorSpec spec, const Stored &stored)
     {
         return lifetimes_.restore(std::move(spec), stored);
     }
-    // Of nvme, what nobody may be promised: slots that generations keep of tensors that are gone.
+    // Blocks of nvme that may not be reserved: generations keep them of destroyed tensors.
     void withhold(uint32_t blocks) { promises_.withhold(blocks); }
-    // BUSY with views, fetches or a claim on it; changes nothing then.
+    // BUSY if there are views, fetches or a claim on it; changes nothing then.
     Status destroy(TensorId tensor, Commands &out) { return lifetimes_.destroy(tensor, out); }
-    // OK, or the BUSY that destroy would say.
+    // OK, or the BUSY that destroy() would return.
     Status may_destroy(TensorId tensor, Commands &out)
     {
         return lifetimes_.may_destroy(tensor, out);
@@ -52,15 +52,15 @@ public:
     {
         return lifetimes_.set_policy(tensor, policy);
     }
-    // Of what is frozen one copy is promised where it is durable and shares its blocks with nobody.
-    // BUDGET: what is to be written again needs more; changes nothing then.
+    // For a frozen durable tensor with blocks of its own, room for one copy is reserved. BUDGET:
+    // one that is to be written again needs room for more copies; changes nothing then.
     Status freeze(TensorId tensor, bool frozen) { return lifetimes_.freeze(tensor, frozen); }
-    // Marks what an update or a reduce could not complete; reads are refused with `cause`.
+    // Marks a tensor that an update or a reduce left incomplete; reads are refused with `cause`.
     void fail(TensorId tensor, const Status &cause) { lifetimes_.fail(tensor, cause); }
     // Marks a tensor whose update never began: its contents are unchanged, and reads are refused
     // with `cause` until forgive() or a whole write.
     void miss(TensorId tensor, const Status &cause) { lifetimes_.miss(tensor, cause); }
-    // Written whole, piece by piece: heals what had failed.
+    // It was written whole, piece by piece: clears an earlier failure.
     void mark_valid(TensorId tensor) { lifetimes_.mark_valid(tensor); }
 
     // ---- fetch and release ---------------------------------------------------------------------
@@ -69,31 +69,31 @@ public:
     void cancel(FetchId fetch, Status why, Commands &out);
     // A view that was not pinned by a gate, or any view with write access.
     void release(const Release &release, Instant now, Commands &out);
-    // A gate whose last pin went while it was closed, or room that somebody waits for.
+    // The last pin of a closed gate was released, or one that a fetch for room waits for.
     void gate_idle(TensorId tensor, Instant now, Commands &out);
-    // Hits that went past the core, in any order; for recency.
+    // Hits that did not enter the core, in any order; for recency.
     void touch(TensorId tensor, PlaceId place);
-    // A release through the gate that asks for more than an unpin: leave first, or last.
+    // A release through the gate with a hint: evict first (far), or last.
     void release_hint(TensorId tensor, PlaceId place, bool far, Instant now, Commands &out);
 
-    // A call comes back for more of the tensor: until it lets go, a destroy is BUSY.
+    // A call will fetch more of the tensor: until let_go(), a destroy is BUSY.
     void keep(TensorId tensor) { ++tensors_[tensor].fetches; }
     void let_go(TensorId tensor) { --tensors_[tensor].fetches; }
 
     // ---- claims: the library's own exclusive use (updates, reduces) -----------------------------
-    // Fetches that come later wait; under the claim, fetches with its id pass. Claims of one tensor
-    // are served in order. Never blocks. Alone: of no update that has its turn behind others, but
-    // of a copy, say, that waits for its pieces and for nothing else.
+    // Later fetches wait, except those with the claim's id. Claims of one tensor are served in
+    // order. Never blocks. alone: the claim is not an update's, which waits for its turn among
+    // others, but a copy's, say, which waits for its own pieces only.
     ClaimId claim(bool alone = false);
     void claim_tensor(ClaimId claim, TensorId tensor);
-    // empties: the contents are dead, in the same step (a used gradient).
+    // empties: also drops the contents (of a used gradient).
     void unclaim_tensor(ClaimId claim, TensorId tensor, bool empties, Commands &out);
 
     // ---- transfers -----------------------------------------------------------------------------
     void transfer_done(TransferId transfer, const Status &status, Instant now, Commands &out);
-    // Of a move: its bytes are not there yet, but whoever uses them at their place comes behind it
-    // by itself, as the streams of a device do. Those that wait to read are answered now; the
-    // source stays, and those that wait to write, until transfer_done().
+    // Of a move: its bytes have not arrived, but every use of them at their place is ordered after
+    // the move, as on a device's streams. Fetches to read are answered now; the source is kept, and
+    // fetches to write wait, until transfer_done().
     void transfer_ordered(TransferId transfer, Instant now, Commands &out);
     // Deadlines that have passed.
     void tick(Instant now, Commands &out);
@@ -102,30 +102,31 @@ public:
     // ---- eviction on request -------------------------------------------------------------------
     // Starts what can leave; returns how many blocks of the tensor are still at the place.
     uint64_t evict(TensorId tensor, PlaceId place, Commands &out);
-    // Every block with newest bytes only in memory starts for its farthest tier; how many are left.
+    // Starts the write-back of every block whose newest bytes are only in memory; returns how many
+    // are left.
     uint64_t write_back_all(Commands &out);
-    // Errors of write-back so far are forgiven, and the blocks may be tried again; what an update
-    // missed is read as it is.
+    // Clears the errors of write-back so far, so that these blocks are tried again; tensors that an
+    // update missed can be read as they are.
     void forgive();
 
     // ---- live budgets --------------------------------------------------------------------------
-    // OK, or why the place can never hold so little: room that is promised there.
+    // OK, or why the place cannot shrink so far: room there is reserved.
     [[nodiscard]] Status may_shrink(PlaceId place, uint32_t blocks) const
     {
         return promises_.may_shrink(place, blocks);
     }
-    // From the first call on the place takes nothing over `blocks`; each call starts what can
-    // leave, and returns how many blocks are still too many. Ends with set_budget(), which may be
-    // that of before; fetches of more than `blocks` wait until then.
+    // From the first call on the place holds no new block beyond `blocks`; each call evicts what it
+    // can, and returns how many blocks are still too many. Ends with set_budget(), possibly to the
+    // old budget; fetches of more than `blocks` wait until then.
     uint64_t shrink(PlaceId place, uint32_t blocks, Commands &out);
     void set_budget(PlaceId place, uint32_t blocks, Commands &out);
-    // Why nothing more leaves: what is pinned.
+    // Why nothing more can leave: what is pinned.
     [[nodiscard]] Status shrink_refusal(PlaceId place, uint32_t blocks) const
     {
         return outlook_.shrink_refusal(place, blocks);
     }
-    // Free slots, at most `n`, that the shell takes the memory from, until no more have any than
-    // the budget says; and slots that it gives memory.
+    // Free slots, at most `n`, whose memory the shell decommits, until only as many as the budget
+    // have memory; and slots that it recommits.
     std::vector<Slot> make_bare(PlaceId place, uint32_t n) { return places_.make_bare(place, n); }
     std::vector<Slot> make_backed(PlaceId place, uint32_t n)
     {
@@ -142,24 +143,24 @@ public:
         return places_.next_bare(place, n);
     }
 
-    // What the program knows of the coming steps: leaves first and is written back now, or leaves
-    // last. Of shared blocks the last word counts.
+    // What the program knows of the coming steps: cold tensors are evicted first and written back
+    // now, hot ones are evicted last. For a shared block the latest advice counts.
     void advise(TensorId tensor, Advice advice, Commands &out)
     {
         lifetimes_.advise(tensor, advice, out);
     }
 
     // ---- scores of a policy of the program -----------------------------------------------------
-    // What may live at the place, from pack `from` on, until about `work_max` blocks and tensors
-    // were looked at; returns the pack to go on with, kNone at the end.
+    // Tensors that may be at the place, from pack `from` on, until about `work_max` blocks and
+    // tensors were looked at; returns the pack to continue with, kNone at the end.
     PackId candidates(PlaceId place, PackId from, uint64_t work_max,
                       std::vector<Candidate> *out) const
     {
         return order_.candidates(place, from, work_max, out);
     }
     // Among equals in retention and priority the lower score leaves first, then next use and
-    // recency decide; never scored is 0. Tensors of one block stand side by side, and the highest
-    // score is the block's.
+    // recency decide; without a score it is 0. Tensors of one block are adjacent in `scores`, and
+    // the block has their highest score.
     void score(PlaceId place, const Score *scores, size_t n) { order_.score(place, scores, n); }
     void forget_scores() { order_.forget_scores(); }
 
@@ -172,33 +173,33 @@ public:
     }
 
     // ---- deadlocks -----------------------------------------------------------------------------
-    // The fetch that gives way where threads of the program wait for each other's views; 0: nobody
-    // is in one, or somebody who could still release is awake. `held` may miss what came meanwhile.
-    // updates_waiting: fetches of updates, when these do nothing else than wait for them; else 0.
+    // The fetch that gives way if threads of the program wait for each other's views; 0: there is
+    // no deadlock, or a thread that could still release is awake. `held` may lack the newest views.
+    // updates_waiting: the fetches of updates, if updates only wait for these; else 0.
     [[nodiscard]] FetchId find_deadlock(const std::vector<Held> &held,
                                         const std::vector<Sleeper> &sleepers,
                                         uint32_t updates_waiting = 0) const
     {
         return deadlocks_.find(held, sleepers, updates_waiting);
     }
-    // What it is told.
+    // The status that it fails with.
     [[nodiscard]] Status deadlock_refusal(FetchId fetch) const { return deadlocks_.refusal(fetch); }
 
     // ---- refusals foreseen; what the shell lends -----------------------------------------------
-    // With room for private buffers of so many bytes, made for tensors.
+    // OK, or the refusal of a fetch that could never fit, with private buffers beside it.
     [[nodiscard]] Status fits(const std::vector<Request> &requests,
                               const std::vector<Request> &buffers = {}) const
     {
         return outlook_.fits(requests, buffers);
     }
-    // Not owned, outlives the core or null.
+    // Not owned, outlives the core; null: least recently used.
     void set_victim_policy(const VictimPolicy *policy) { order_.set_policy(policy); }
-    // Not owned, outlives the core; before the first tensor. A guarded block is then at its address
-    // from a fetch that names no claim until it leaves, is written back, or an update has it. It
-    // can be read there, and written while a view may; nobody else's bytes are ever seen. Small
-    // tensors that share a block are seen together.
+    // Not owned, outlives the core; before the first tensor. A guarded block is then mapped at its
+    // address from a fetch without a claim until it leaves, is written back, or an update has it.
+    // It can be read there, and written while a view may write; other tensors' bytes are never
+    // visible, except of small tensors that share the block.
     void set_aliases(Aliases *aliases) { addresses_.set_aliases(aliases); }
-    // What the policy knows has changed as a whole.
+    // The plan of the policy was replaced: asks it anew about every pack.
     void replan() { order_.replan(); }
 
 private:

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Deadlocks: threads of the program that wait for each other's views. A waiting fetch holds
-// nothing, and what the library itself has out ends by itself, so only views of threads that sleep
-// can be in a knot. Found by reduction: whoever can go on is taken to give everything back, until
-// nobody is left who could; those that remain wait for ever. In doubt somebody can go on: the next
-// event asks again.
+// nothing, and the library's own views end by themselves, so only views of sleeping threads can be
+// part of a deadlock. Found by reduction: every thread that can proceed is assumed to release all
+// its views, repeatedly; those that remain wait forever. If it is undecided whether a thread can
+// proceed, it is assumed to: the next event asks again.
 #include "lib/residency/deadlocks.h"
 
 #include <algorithm>
@@ -37,9 +37,8 @@ bool Deadlocks::lacks_room_of(const Fetch &fetch, const Held &view)
            std::find(fetch.places.begin(), fetch.places.end(), view.place) != fetch.places.end();
 }
 
-// The claim will end: nothing that is asked under it is tied. Where nothing is asked, a copy is at
-// work on a piece; an update has its turn later, which comes unless all that updates do is wait for
-// what is tied.
+// The claim will end: no fetch under it is tied. Without a fetch, a copy is working on a piece, and
+// an update gets its turn later, unless all that the updates do is wait for fetches that are tied.
 bool Deadlocks::claim_moves(ClaimId claim, const Knot &knot)
 {
     uint32_t updates_tied = 0;
@@ -64,14 +63,14 @@ bool Deadlocks::locks_may_come(const Fetch &fetch, const Knot &knot) const
     return true;
 }
 
-// Something is in use there that no tied thread has: it will go, or become known.
+// Something is in use there that no tied thread holds: it will be released, or become known.
 bool Deadlocks::has_somebody_else(PlaceId place, const Knot &knot) const
 {
     std::unordered_set<BlockId> tied;
     for (const Held &view : knot.views) {
         if (view.place != place) continue;
         const Tensor &tensor = tensors_[view.tensor];
-        // Through a gate all of the tensor is pinned, whatever the range.
+        // A pin in a gate pins the whole tensor, whatever the range.
         const BlockRange range = packs_.blocks_of(tensor, 0, tensor.spec.bytes);
         for (uint32_t index = range.first; index < range.second; ++index) {
             tied.insert(packs_[tensor.pack].first + index);
@@ -88,7 +87,7 @@ bool Deadlocks::has_somebody_else(PlaceId place, const Knot &knot) const
 bool Deadlocks::room_may_come(const Fetch &fetch, const Knot &knot) const
 {
     if (!transfers_.empty()) return true;
-    // Served in order: an earlier one that goes on changes what there is.
+    // Served in order: an earlier fetch that proceeds changes what is free.
     for (const auto &[key, earlier] : fetches_.queue()) {
         if (earlier == &fetch) break;
         const bool hint = (earlier->asked.flags & kFetchPrefetch) != 0;
@@ -100,7 +99,7 @@ bool Deadlocks::room_may_come(const Fetch &fetch, const Knot &knot) const
     return false;
 }
 
-// Until nobody else can go on.
+// Repeats until no other fetch or thread can proceed.
 void Deadlocks::loosen(Knot &knot) const
 {
     bool changed = true;
@@ -131,8 +130,8 @@ void Deadlocks::loosen(Knot &knot) const
 FetchId Deadlocks::find(const std::vector<Held> &held, const std::vector<Sleeper> &sleepers,
                         uint32_t updates_waiting) const
 {
-    // What most often is so, told without a search: all that sleep have what they wait for on its
-    // way, or wait for room while something moves.
+    // The common case needs no search: for every sleeping thread the transfers are under way, or it
+    // waits for room while something moves.
     const bool all_move = std::all_of(sleepers.begin(), sleepers.end(), [&](const Sleeper &at) {
         const Fetch *fetch = fetches_.find(at.fetch);
         if (!fetch || fetch->phase != Phase::kWait) return true;
@@ -148,9 +147,9 @@ FetchId Deadlocks::find(const std::vector<Held> &held, const std::vector<Sleeper
         if ((fetch->asked.flags & kFetchPrefetch) == 0) knot.tied.push_back(fetch);
     }
     loosen(knot);
-    // The youngest whose thread has what another one waits for. When nobody has, what is in the way
-    // never leaves (its write-back failed): then one that lacks room. A copy gives way only when
-    // nobody else can, an update never.
+    // The youngest fetch whose thread holds what another one waits for. If there is none, a block
+    // that cannot leave (its write-back failed) is in the way: then one that lacks room. A copy
+    // gives way only if no other fetch can, an update never.
     const auto in_the_way = [&](const Sleeper &sleeper) {
         return std::any_of(knot.views.begin(), knot.views.end(), [&](const Held &view) {
             return view.owner == sleeper.owner &&

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Deadlocks: finds threads of the program that wait for each other's views, and the fetch that gives
-// way. Owns the notes of one search.
+// Deadlocks: finds threads of the program that wait for each other's views, and the fetch that
+// gives way. Owns the notes of one search.
 #pragma once
 
 #include "lib/residency/fetch_queue.h"

@@ -4,7 +4,7 @@
 
 namespace stepwell::residency {
 
-// Where the newest bytes go when they leave `place`; kNoPlace when room must be made there first.
+// Where the newest bytes go when they leave `place`; kNoPlace if room must be made there first.
 PlaceId Evictions::drain_place(BlockId block, PlaceId place, Commands &out)
 {
     const Pack &pack = packs_[blocks_[block].pack];
@@ -51,7 +51,8 @@ bool Evictions::start(BlockId block, PlaceId place, Commands &out)
 void Evictions::start_write_back(BlockId block, PlaceId from, PlaceId to, bool evicts,
                                  Commands &out)
 {
-    // From the arena: an update that comes meanwhile must be able to hide it.
+    // Read from the arena, not from the address: an update that comes meanwhile must be able to
+    // unmap the block.
     if (!packs_[blocks_[block].pack].shared) addresses_.hide(block, from);
     Replica &there = blocks_.replica(block, to);
     if (there.slot == kNoSlot) {

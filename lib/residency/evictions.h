@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Evictions: starts the eviction of a block: it is dropped where its newest bytes are elsewhere too,
-// else written back to the place where they go next. Owns nothing.
+// Evictions: starts the eviction of a block: it is dropped where its newest bytes are elsewhere
+// too, else written back to the place where they go next. Owns nothing.
 #pragma once
 
 #include "lib/residency/occupancy.h"

@@ -8,7 +8,7 @@
 namespace stepwell::residency {
 namespace {
 
-constexpr size_t kSpareTargetsMax = 256;  // more memory than for so many is not kept
+constexpr size_t kSpareTargetsMax = 256;  // a fetch with room for more is not kept as a spare
 
 QueueKey key_of(const Fetch &fetch)
 {
@@ -24,7 +24,7 @@ FetchQueue::FetchQueue(const Places &places, TensorTable &tensors, const BlockTa
     spare_.reserve(kSpareFetches);
 }
 
-// In the memory of one that is over, where there is such.
+// Reuses the memory of an answered fetch if there is one.
 Fetch &FetchQueue::new_fetch(FetchId id)
 {
     if (spare_.empty()) {
@@ -77,8 +77,8 @@ void FetchQueue::dequeue(const Fetch &fetch)
     if (mine != queue_.end() && mine->fetch == &fetch) queue_.erase(mine);
 }
 
-// Somebody waits for what a hint has until its bytes are there: these are as urgent now, or
-// everything else that the links carry would go before them.
+// A demand waits for the locks of a hint, which the hint keeps until its bytes have arrived: its
+// transfers become as urgent, or everything else on the links would go before them.
 void FetchQueue::hurry_hints(const Fetch &fetch, Commands &out)
 {
     if (fetch.asked.urgency != Class::kDemand) return;

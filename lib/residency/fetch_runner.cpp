@@ -7,7 +7,7 @@
 
 namespace stepwell::residency {
 
-// One pass over those that wait, again while answers change what others may have.
+// A pass over the waiting fetches, repeated while an answer changes what others may have.
 void FetchRunner::advance(Commands &out)
 {
     if (!advancing_) order_.forget_barren();
@@ -27,7 +27,7 @@ void FetchRunner::advance_queue(Commands &out)
         for (size_t at = 0; at < queue.size();) {
             const Queued now = queue[at];
             again |= step(*now.fetch, blocked, out);
-            // One that was answered, or has all it needs, has left the queue.
+            // A fetch that was answered, or has its room, has left the queue.
             if (at < queue.size() && queue[at].key.id == now.key.id) {
                 ++at;
             } else {
@@ -40,7 +40,7 @@ void FetchRunner::advance_queue(Commands &out)
     advancing_ = false;
 }
 
-// Takes the fetch as far as it goes; true when it was answered, so that others may go on.
+// Takes the fetch as far as it goes; true if it was answered, so that others may proceed.
 bool FetchRunner::step(Fetch &fetch, Blocked &blocked, Commands &out)
 {
     const FetchId id = fetch.id;
@@ -99,8 +99,8 @@ void FetchRunner::begin_fill(Fetch &fetch, Commands &out)
     fetches_.dequeue(fetch);
     fetch.pending = 0;
     for (Target &target : fetch.targets) target.started = false;
-    // Blocks that move into a run go first: another target may need their bytes elsewhere, and a
-    // slot that is being read cannot be left.
+    // Blocks that move into a run start first: another target may need their bytes at another
+    // place, and a block cannot leave a slot that is being read.
     for (const bool first : {true, false}) {
         for (Target &target : fetch.targets) {
             const Slot slot = blocks_.replica(target.block, target.place).slot;
@@ -125,7 +125,7 @@ void FetchRunner::wait_for(Fetch &fetch, Target &target, Commands &out)
     waiters.push_back(fetch.id);
 }
 
-// Each block once, with what any of the requests needs of it.
+// One target per block and place, with what all requests together need of it.
 void FetchRunner::build_targets(Fetch &fetch)
 {
     if (fetch.built_for == fetch.places) return;
@@ -177,7 +177,7 @@ void FetchRunner::build_targets(Fetch &fetch)
     fetch.targets.resize(kept);
 }
 
-// Everything is there: pin it and answer.
+// Everything has arrived: pin it and answer.
 bool FetchRunner::finish(FetchId id, Commands &out)
 {
     Fetch &fetch = fetches_.at(id);
@@ -186,7 +186,7 @@ bool FetchRunner::finish(FetchId id, Commands &out)
         refuse(id, std::move(why), out);
         return true;
     }
-    // What was ready first may be in use again: a write-back of the block into the very slot.
+    // A block that was ready early may be in use again: by a write-back into the same slot, say.
     for (Target &target : fetch.targets) {
         if (!fills_.satisfied(target)) wait_for(fetch, target, out);
     }
@@ -304,7 +304,8 @@ void FetchRunner::refuse(FetchId id, Status why, Commands &out)
     out.refused.push_back({id, std::move(why)});
 }
 
-// Fetches that wait for this block look again: satisfied, another source, or the error.
+// Fetches that wait for this block look at it again: it is ready, or is read from another source,
+// or the fetch fails.
 void FetchRunner::wake_waiters(BlockId id, const Flight *failed, const Status &status,
                                Commands &out)
 {

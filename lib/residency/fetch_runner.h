@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// FetchRunner: takes fetches from question to answer: locks and room for all of a fetch, both at once
-// or neither; then its transfers, then pins. Waiting fetches are served in order; one that waits for
-// room at a place keeps later ones from taking room there. Owns nothing but the note that it runs.
+// FetchRunner: takes fetches from question to answer: locks and room for all of a fetch, both at
+// once or neither; then its transfers, then pins. Waiting fetches are served in order; one that
+// waits for room at a place keeps later ones from taking room there. Owns nothing but the note that
+// it runs.
 #pragma once
 
 #include "lib/residency/fetch_queue.h"
@@ -37,8 +38,8 @@ public:
     {
     }
 
-    // After an event: serves those that wait, then starts early write-backs. advance_queue() is for
-    // an end of a transfer, which makes nothing free that a hint was refused before.
+    // After an event: serves waiting fetches, then starts early write-backs. advance() also forgets
+    // which places are barren; after the end of a transfer Victims::stir() has done what is needed.
     void advance(Commands &out);
     void advance_queue(Commands &out);
     void wake_waiters(BlockId block, const Flight *failed, const Status &status, Commands &out);

@@ -49,7 +49,7 @@ void Fills::start(Fetch &fetch, Target &target, Commands &out)
                from != kNoPlace && target.needs_bytes) {
         transfer.kind = TransferKind::kMove;
         transfer.from = from;
-        occupancy_.note_use(target.block, from);  // brought so far, it has served
+        occupancy_.note_use(target.block, from);  // what a plan brought as far as there was used
     } else if (target.needs_bytes) {
         if (blocks_.bytes_exist(target.block, target.tried)) return;
         transfer.kind = TransferKind::kZero;
@@ -83,7 +83,8 @@ const std::string &Fills::hurt_name(const Fetch &fetch, const Target &target) co
     return tensors_[fetch.asked.requests.front().tensor].spec.name;
 }
 
-// A source failed: another one may still have the bytes; else the fetch ends with the first cause.
+// A source failed: another one may still have the bytes; otherwise the fetch fails with the first
+// error.
 void Fills::note_failure(Fetch &fetch, Target &target, const Flight &failed, const Status &status)
 {
     if (failed.transfer.kind == TransferKind::kMove) {

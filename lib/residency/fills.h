@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fills: starts the transfer that brings a block what a fetch needs of it, or joins one that is under
-// way, and chooses another source when one failed. Owns nothing.
+// Fills: starts the transfer that brings a block what a fetch needs of it, or joins one that is
+// under way, and chooses another source when one failed. Owns nothing.
 #pragma once
 
 #include "lib/residency/occupancy.h"

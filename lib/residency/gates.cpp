@@ -6,7 +6,7 @@
 
 namespace stepwell::residency {
 
-// All of it at the place, in one run where the place does not map.
+// The whole tensor is valid at the place, in contiguous slots unless the place maps.
 bool Gates::lies_whole(TensorId id, PlaceId place) const
 {
     const Tensor &tensor = tensors_[id];
@@ -24,8 +24,8 @@ bool Gates::lies_whole(TensorId id, PlaceId place) const
     return true;
 }
 
-// Opens the gate when readers may pass by without the core. Only a grant or an end of exclusive use
-// opens: what merely lies there is opened by the first fetch that asks.
+// Opens the gate if readers may pin without the core, else closes it. Called at a grant and at the
+// end of exclusive use; for bytes that merely arrived, the first fetch opens it.
 void Gates::update(TensorId id, PlaceId place)
 {
     const Tensor &tensor = tensors_[id];
@@ -61,7 +61,7 @@ uint32_t Gates::close(TensorId id, PlaceId place)
     return pins;
 }
 
-// Only when nobody pins.
+// Only if nothing is pinned in it.
 bool Gates::try_close(TensorId id, PlaceId place)
 {
     Gate &it = tensors_.gate(id, place);
@@ -82,7 +82,7 @@ void Gates::note_draining(TensorId id, PlaceId place, bool draining)
     draining ? ++count : --count;
 }
 
-// False when somebody pins through a gate; then the gates stay as they were.
+// False if something is pinned in a gate; then the gates stay as they were.
 bool Gates::try_close_all(BlockId block, PlaceId place)
 {
     if (places_.is_nvme(place)) return true;

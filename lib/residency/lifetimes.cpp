@@ -13,7 +13,7 @@ constexpr size_t kPackTensorsMax = 4096;
 
 }  // namespace
 
-// Open: of a shared one, that tensors to come may lie in it too.
+// open: a shared pack, which later tensors may join.
 Result<PackId> Lifetimes::new_pack(const TensorSpec &spec, const PackKey &key, bool shared,
                                    bool open)
 {
@@ -38,7 +38,7 @@ Result<PackId> Lifetimes::new_pack(const TensorSpec &spec, const PackKey &key, b
     return id;
 }
 
-// Over what was prepared.
+// Uses what was prepared: nothing here can fail.
 TensorId Lifetimes::take_tensor(TensorSpec &&spec, PackId pack_id, uint64_t offset)
 {
     const TensorId id = tensors_.take();
@@ -56,7 +56,7 @@ TensorId Lifetimes::take_tensor(TensorSpec &&spec, PackId pack_id, uint64_t offs
     return id;
 }
 
-// Memory that is refused on the way is refused before anything has changed.
+// Allocations come first: if one fails, nothing has changed.
 Result<TensorId> Lifetimes::create(TensorSpec spec)
 {
     STW_TRY(tensors_.check_max());
@@ -84,7 +84,7 @@ Result<TensorId> Lifetimes::create(TensorSpec spec)
     return id;
 }
 
-// Its blocks are counted at nvme, where room was promised for them, and read from there as if they
+// Its blocks take the room at nvme that was promised for them, and are read from there as if they
 // had been written back.
 Result<TensorId> Lifetimes::restore(TensorSpec spec, const Stored &stored)
 {
@@ -127,7 +127,7 @@ Result<TensorId> Lifetimes::restore(TensorSpec spec, const Stored &stored)
     return id;
 }
 
-// Nobody waits for a hint, so it does not keep a tensor busy either.
+// No thread waits for a hint, so a hint does not make a tensor busy.
 void Lifetimes::drop_hints(TensorId id, Commands &out)
 {
     if (tensors_[id].fetches == 0) return;
@@ -178,7 +178,7 @@ Status Lifetimes::destroy(TensorId id, Commands &out)
     return {};
 }
 
-// The pack has no tensor any more: its blocks go now, or with their last transfer.
+// The last tensor of the pack was destroyed: its blocks are freed now, or with their last transfer.
 void Lifetimes::bury(PackId id, Commands &out)
 {
     Pack &pack = packs_[id];
@@ -201,14 +201,14 @@ void Lifetimes::free_pack(PackId id, Commands &out)
     out.freed_packs.push_back(id);
 }
 
-// The tensor reads as empty (or zeros) from now on. Blocks that it shares keep the others' bytes.
+// The tensor reads as empty (or zeros) from now on. A shared block keeps the bytes of the others.
 void Lifetimes::drop_contents(TensorId id, Commands &out)
 {
     Tensor &tensor = tensors_[id];
     const Pack &pack = packs_[tensor.pack];
     tensor.cause = Status();
     packs_.set_contents(id, Contents::kEmpty);
-    // A neighbour may be empty still, but being written for the first time.
+    // A neighbour may be empty and be written for the first time now.
     const uint32_t own = (tensor.writer ? 1 : 0) + tensor.claim_users;
     if (pack.with_contents > 0 || pack.writing > own) return;
     if (tensor.spec.reads_zero) packs_.set_contents(id, Contents::kValid);
@@ -261,11 +261,11 @@ Status Lifetimes::set_policy(TensorId id, const Policy &policy)
     Status status = promises_.make(pack);
     if (!status.ok()) {
         order_.rerank(tensor.pack, [&] { pack.key = before; });
-        promises_.keep(pack, promised, promised_home);  // the room is still there
+        promises_.keep(pack, promised, promised_home);  // nobody took the room meanwhile
         return status;
     }
     pack.pinned_home = policy.retention == Retention::kPin ? policy.home : kNoPlace;
-    // Alone in its block, it stays that; those of the new policy may have another one open.
+    // It keeps the block for itself: tensors of the new policy may have another one open.
     packs_.close(before, tensor.pack);
     tensor.spec.policy = policy;
     return {};
@@ -309,7 +309,7 @@ void Lifetimes::advise(TensorId id, Advice advice, Commands &out)
 void Lifetimes::fail(TensorId id, const Status &cause)
 {
     packs_.set_contents(id, Contents::kFailed);
-    // Later fetches are refused with it, and the cause may lie in another tensor.
+    // Later fetches are refused with this error, which may name another tensor as its cause.
     Tensor &tensor = tensors_[id];
     tensor.cause = cause;
     ErrorDetail &detail = tensor.cause.mutable_detail();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the core remembers: tensors, the packs of blocks they lie in, replicas of blocks at places,
-// fetches and transfers under way. Plain data; the rules are in the core's .cpp files.
+// fetches and transfers under way. Plain data, and what can be said of it without the tables.
 #pragma once
 
 #include "lib/residency/types.h"
@@ -16,7 +16,7 @@ namespace stepwell::residency {
 // One block at one place.
 struct Replica {
     Slot slot = kNoSlot;
-    Slot last_slot = kNoSlot;  // before it went; at a place that maps it may be mapped still
+    Slot last_slot = kNoSlot;  // before it left; at a place that maps it may still be mapped
     uint32_t pins = 0;         // views of the program
     uint32_t holds = 0;        // fetches under way and the library's own views
     uint32_t marks = 0;        // locked ranges that name the block here, with or without room yet
@@ -27,10 +27,10 @@ struct Replica {
     bool valid = false;     // has the newest bytes
     bool filling = false;   // a transfer writes it
     bool mapped = false;    // at a place that maps: the slot is at the tensor's address
-    bool doomed = false;    // goes as soon as no transfer uses it
-    bool evicting = false;  // goes when its write-back is done, if nobody came meanwhile
+    bool doomed = false;    // dropped as soon as no transfer uses it
+    bool evicting = false;  // dropped after its write-back, unless a fetch needs it meanwhile
     bool fresh = false;     // prefetched and not used yet
-    bool planned = false;   // by a plan; counted when it is used or goes
+    bool planned = false;   // brought by a plan; counted when it is used or leaves
 };
 
 struct Block {
@@ -41,7 +41,7 @@ struct Block {
     PlaceId writer_place = kNoPlace;
     bool write_failed = false;      // no victim until forgiven or written again
     bool queued_clean = false;      // in the queue of blocks to be written back early
-    uint32_t epoch = 0;             // +1 when the contents die; what was in flight is void then
+    uint32_t epoch = 0;             // +1 when the contents are dropped: voids what is in flight
     FetchId protector = 0;          // the fetch that looks for room spares its own blocks ...
     uint32_t protected_places = 0;  // ... where it wants them, a bit per place
     std::vector<FetchId> waiters;
@@ -73,7 +73,7 @@ struct Pack {
     uint32_t blocks = 0;
     uint64_t used_bytes = 0;
     bool shared = false;
-    bool dead = false;  // waits for its last transfer
+    bool dead = false;  // without tensors; waits for its last transfer
     bool agreed = false;
     bool frozen = false;  // written once: of what is durable no second copy comes
     Advice advice = Advice::kNormal;
@@ -88,7 +88,7 @@ struct Pack {
     std::array<double, kPlacesMax> score{};  // lower leaves first; 0: the default order
     std::array<double, kPlacesMax> worth{};  // to the plan, where there is one
     mutable NextUse next_use;
-    // No block from this index on is at the place. Lowered when somebody looks.
+    // No block from this index on is at the place. Lowered lazily, see VictimOrder::find_end.
     mutable std::array<uint32_t, kPlacesMax> end{};
 
     static constexpr std::array<Slot, kPlacesMax> no_slots()
@@ -126,9 +126,8 @@ struct Tensor {
     [[nodiscard]] ClaimId claim() const { return claims.empty() ? 0 : claims.front(); }
 };
 
-// Where a pack stands among those that leave a place, first to last: by the program's rules, then
-// by the plan. Without a plan, what is equal in all but the number of the pack is decided by next
-// use and recency, see Victims::pick.
+// The order in which packs leave a place: by the program's rules, then by the plan. Without a plan,
+// packs that differ only in their number are decided by next use and recency, see Victims::pick.
 struct Rank {
     int stays = 0;  // 0: leave first, 2: leave last
     int32_t priority = 0;
@@ -170,7 +169,7 @@ struct RunSlot {
     uint32_t cost = 0;
 };
 
-constexpr ClaimId kAloneClaim = 1;  // the bit that tells a claim from those of updates
+constexpr ClaimId kAloneClaim = 1;  // the bit of a claim that is not an update's
 
 // A fetch that waits holds nothing: neither locks nor room. It gets both at once and then waits for
 // transfers alone, so that no two fetches ever wait for what the other has.
@@ -183,18 +182,18 @@ struct Fetch {
     Phase phase = Phase::kWait;
     Lacks lacks = Lacks::kNothing;
     bool stuck = false;  // only views of the program are in the way
-    bool moved = false;  // tenants have changed slots for its runs
+    bool moved = false;  // blocks have changed slots for its runs
     uint32_t pending = 0;
     size_t conflict = 0;             // the request that could not be locked
     uint64_t needed_in = kNever;     // of a prefetch: accesses until its bytes are used
-    PlaceId short_place = kNoPlace;  // where the room of one that waits was not to be had ...
-    uint32_t short_blocks = 0;       // ... of so many
+    PlaceId short_place = kNoPlace;  // where it lacks room ...
+    uint32_t short_blocks = 0;       // ... and how many blocks it needs there
     Status error;
     std::vector<PlaceId> places;     // resolved, per request
     std::vector<Target> targets;     // sorted by place and block, each once
     std::vector<PlaceId> built_for;  // the places that the targets are of
 
-    // As if it were made now, but for the memory of its vectors.
+    // A new fetch that keeps the memory of the vectors.
     void begin_anew(FetchId now)
     {
         Fetch fresh;
@@ -214,19 +213,19 @@ enum class Room : uint8_t { kTaken, kComing, kStuck, kNever, kAgain };  // what 
 using Blocked = std::array<bool, kPlacesMax>;      // places an earlier fetch waits for
 using BlockRange = std::pair<uint32_t, uint32_t>;  // indexes in the pack, end exclusive
 
-// Readers at other places are in its way still: of their blocks it is the only writer.
+// Readers at other places still conflict: a block is written at one place at a time.
 inline bool beside_readers(const Fetch &fetch)
 {
     return (fetch.asked.flags & kFetchBesideReaders) != 0;
 }
 
-// Nobody knows when its bytes are needed: it leaves what other hints have brought alone.
+// It is not known when its bytes are needed: it does not evict what other hints have brought.
 inline bool is_blind_hint(const Fetch &fetch)
 {
     return (fetch.asked.flags & kFetchPrefetch) != 0 && fetch.needed_in == kNever;
 }
 
-// What the fetch wants there, all of it: a refusal tells the sum.
+// All blocks that the fetch wants there, resident or not: the sum that a refusal gives.
 inline uint32_t targets_at(const Fetch &fetch, PlaceId place)
 {
     return static_cast<uint32_t>(
@@ -261,10 +260,10 @@ struct Queued {
     bool operator<(const Queued &other) const { return key < other.key; }
 };
 
-// What is known of those that may be in a deadlock; grows smaller by Deadlocks::loosen().
+// Fetches, views and threads that may be in a deadlock; reduced by Deadlocks::loosen().
 struct Knot {
-    std::vector<const Fetch *> tied;  // waiting fetches that cannot go on
-    std::vector<Held> views;          // of threads that cannot go on
+    std::vector<const Fetch *> tied;  // waiting fetches that cannot proceed
+    std::vector<Held> views;          // of threads that cannot proceed
     std::vector<Sleeper> sleepers;    // these threads
     uint32_t updates_waiting = 0;
 

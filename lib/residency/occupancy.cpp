@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replicas and their slots: what the end of a transfer changes. A replica counts as valid only after
-// the completion that proves it, and a slot is free only when no transfer touches it any more.
+// Replicas and their slots: what the end of a transfer changes. A replica counts as valid only
+// after the completion that proves it, and a slot is free only when no transfer touches it any
+// more.
 #include "lib/residency/occupancy.h"
 #include "lib/support/assert.h"
 
 namespace stepwell::residency {
 
-// Brought by a plan: used, wasted, or still there, see PlannedBlocks.
+// A plan brings the block: it is counted again when it is used or leaves, see PlannedBlocks.
 void Occupancy::note_brought(BlockId block, PlaceId place)
 {
     blocks_.replica(block, place).planned = true;
     ++brought_[place].brought;
 }
 
-// Somebody has the bytes that were brought ahead.
+// The bytes that were brought ahead are used.
 void Occupancy::note_use(BlockId block, PlaceId place)
 {
     Replica &here = blocks_.replica(block, place);
@@ -31,7 +32,8 @@ void Occupancy::note_waste(BlockId block, PlaceId place)
     ++brought_[place].wasted;
 }
 
-// The source has the bytes still. Who uses the target has others, and hears of it.
+// A copy failed whose target was used already: the source still has the bytes, the target has
+// wrong ones, and the program is notified.
 void Occupancy::unsettle_target(const Flight &flight, const Status &status, Commands &out)
 {
     const Transfer &transfer = flight.transfer;
@@ -111,7 +113,7 @@ void Occupancy::settle_source(const Flight &flight, bool ok, Commands &out)
     }
 }
 
-// The replica is worth nothing any more. Its slot goes now, or with the last transfer that uses it.
+// Invalidates the replica. Its slot is freed now, or with the last transfer that uses it.
 void Occupancy::drop(BlockId id, PlaceId place, Commands &out)
 {
     Replica &here = blocks_.replica(id, place);
@@ -172,16 +174,16 @@ void Occupancy::hold(BlockId block, PlaceId place)
     --coming_[place];
 }
 
-// Its eviction has begun; the end of the transfer, or whoever comes meanwhile, ends that.
+// Its eviction has begun. It ends with the transfer, or earlier if a fetch needs the block.
 void Occupancy::note_leaving(BlockId block, PlaceId place)
 {
     blocks_.replica(block, place).evicting = true;
     ++coming_[place];
 }
 
-// Where the block would lie in one run with the others of its pack, so that views of it need no
-// moves later; at a place that maps, where it lay the last time: as long as nobody used that slot
-// since, it is at the block's address already. kNoSlot where nothing matters, or cannot be.
+// The slot that puts the block in one run with the others of its pack, so that views need no moves
+// later. At a place that maps, its last slot: if no other block took it since, it is still mapped
+// at the block's address. kNoSlot: any slot is as good.
 Slot Occupancy::neighbour_slot(BlockId block, PlaceId place)
 {
     Pack &pack = packs_[blocks_[block].pack];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Occupancy: which replica has which slot. Takes slots and frees them, applies the ends of transfers
-// to replicas, and owns the counts of what that means for a place: evictions under way and done, and
-// what became of the blocks that plans have brought.
+// Occupancy: which replica has which slot. Takes slots and frees them, applies the ends of
+// transfers to replicas, and owns the counts of what that means for a place: evictions under way
+// and done, and what became of the blocks that plans have brought.
 #pragma once
 
 #include "lib/residency/recency.h"

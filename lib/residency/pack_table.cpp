@@ -15,7 +15,7 @@ uint64_t PackTable::bytes_used(BlockId block) const
     return std::min(places_.block_bytes(), pack.used_bytes - begin);
 }
 
-// Of a tensor without contents that nobody is writing: the replica holds zeros, or nothing.
+// The tensor has no contents and nobody is writing it: the replica holds zeros, or nothing.
 bool PackTable::is_worthless(BlockId block) const
 {
     const Pack &pack = packs_[blocks_[block].pack];
@@ -69,7 +69,7 @@ PackId PackTable::prepare(uint32_t blocks)
     return free_.back();
 }
 
-// Of a pack that keeps its promise, over what was prepared.
+// Uses what was prepared: nothing here can fail.
 PackId PackTable::take(Pack &&pack)
 {
     const PackId id = free_.back();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Places: the configuration of the core, and the arena of slots of each place with its budget, which
-// may change while the program runs. The lowest part: it knows neither tensors nor blocks.
+// Places: the configuration of the core, and the arena of slots of each place with its budget,
+// which may change while the program runs. The lowest part: it knows neither tensors nor blocks.
 #pragma once
 
 #include "lib/residency/arena.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What leaves a tier first, as an interface: the core asks, schedule/ answers. Pure and fast:
+// The interface that says what is evicted first: the core asks, schedule/ answers. Pure and fast:
 // called under the shell's lock for a bounded number of candidates per eviction.
 #pragma once
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Promises of room: what a tensor needs in the farthest tier that it may live in, and in the home of
-// what never leaves it.
+// Promises of room: what a tensor needs in the farthest tier that it may live in, and in the home
+// of what never leaves it.
 #include "lib/residency/promises.h"
 
 namespace stepwell::residency {
 
-// A promise is to what may rest nowhere farther, or is pinned there.
+// What is promised at the place may be stored in no farther tier, or is pinned there.
 Status Promises::may_shrink(PlaceId place, uint32_t blocks) const
 {
     const uint64_t needed = uint64_t{promised_[place]} + places_.arena(place).whole_slots();
@@ -57,7 +57,7 @@ Status Promises::can_promise(PlaceId place, uint32_t blocks) const
     return status;
 }
 
-// Of devices alone none is farther than another: its home, or where most room is left.
+// Devices are equally far: the home, or the device with most room left.
 PlaceId Promises::choose_device(const Pack &pack, PlaceId last) const
 {
     const Policy &policy = pack.key.policy;
@@ -117,7 +117,8 @@ void Promises::keep(Pack &pack, PlaceId place, PlaceId home)
     if (home != kNoPlace) promised_[home] += pack.blocks;
 }
 
-// What was made while the place had no budget may rest there from now on, as far as the room goes.
+// Packs that were created while the place had no budget may be stored there from now on, as far as
+// its room goes.
 void Promises::move_farther(PlaceId place)
 {
     for (PackId id = 0; id < packs_.size(); ++id) {

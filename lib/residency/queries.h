@@ -50,7 +50,7 @@ public:
         return places_.is_open(place) &&
                (tensors_[tensor].spec.policy.allowed & (1u << place)) != 0;
     }
-    // Room is kept for it there, whatever happens to budgets.
+    // Room is reserved for it there, whatever happens to budgets.
     [[nodiscard]] bool is_promised_at(TensorId tensor, PlaceId place) const
     {
         return packs_[tensors_[tensor].pack].promised == place;
@@ -77,18 +77,18 @@ public:
     {
         return packs_.location(tensor, place);
     }
-    // The longest around a block that has a slot there.
+    // The longest run around a block that has a slot there.
     [[nodiscard]] SlotRun run_of(BlockId block, PlaceId place) const
     {
         return packs_.run_of(block, place);
     }
-    // Nobody has a view of what lies in the slots, but one fetch of `own`.
+    // There is no view of what lies in the slots, except one of `own`.
     [[nodiscard]] bool are_quiet(PlaceId place, Slot first, uint32_t count, TensorId own) const;
     [[nodiscard]] PlaceId choose_cpu_place(const Request &request) const
     {
         return locks_.choose_cpu_place(request);
     }
-    // Of all that moves with it.
+    // Blocks of all that moves with it.
     [[nodiscard]] uint32_t pack_blocks(TensorId tensor) const
     {
         return packs_[tensors_[tensor].pack].blocks;
@@ -96,7 +96,7 @@ public:
     [[nodiscard]] uint64_t pack_offset(TensorId tensor) const { return tensors_[tensor].offset; }
     [[nodiscard]] PackId pack_of(TensorId tensor) const { return tensors_[tensor].pack; }
     [[nodiscard]] TensorBlocks blocks_of(TensorId tensor) const { return packs_.blocks_of(tensor); }
-    // Somewhere are bytes of the block; else it is empty, or zeros.
+    // The block has bytes at some place; else it is empty, or zeros.
     [[nodiscard]] bool has_bytes(BlockId block) const { return blocks_.bytes_exist(block, 0); }
     [[nodiscard]] BlockState block_state(BlockId block, PlaceId place) const
     {
@@ -143,29 +143,29 @@ public:
     {
         return fetches_.waits_for_room(fetch);
     }
-    // A transfer from there or to there.
+    // It waits for a transfer from nvme or to it.
     [[nodiscard]] bool waits_for_nvme(FetchId fetch) const
     {
         return fetches_.waits_for_nvme(fetch);
     }
-    // Those that wait, one line each, and what for.
+    // The waiting fetches, and what each of them waits for.
     [[nodiscard]] std::string describe_waiting(size_t lines_max) const
     {
         return fetches_.describe_waiting(lines_max);
     }
-    // Neither answered nor on its way: what a deadlock can be made of.
+    // Neither answered nor in transfer: a fetch that can be part of a deadlock.
     [[nodiscard]] bool is_blocked(FetchId fetch) const { return fetches_.is_blocked(fetch); }
-    // Views, fetches past their lock, or pins: somebody has it now (claims do not count).
+    // There are views, pins, or fetches with their locks (claims do not count).
     [[nodiscard]] bool in_use(TensorId tensor) const;
-    // Every invariant of the design; empty when all hold. For tests and after each simulated event.
+    // Checks every invariant of the design; empty if all hold. For tests, after simulated events.
     [[nodiscard]] std::string check() const;
-    // At a place that maps: touches of the block's address are served, so that it is there only
-    // while they may see it.
+    // At a place that maps: programs may touch the block's address without a view, so it is mapped
+    // there only while they may see it.
     [[nodiscard]] bool guards(BlockId block, PlaceId place) const
     {
         return addresses_.guards(block, place);
     }
-    // Of such a block: at its address, and not in the arena.
+    // Such a block is mapped at its address, and not in the arena.
     [[nodiscard]] bool is_mapped(BlockId block, PlaceId place) const
     {
         return blocks_.replica(block, place).mapped;
@@ -174,7 +174,7 @@ public:
 protected:
     ~Queries() = default;
 
-    // Each part knows those above it here and none below.
+    // Each part knows only earlier ones.
     Places places_;
     TensorTable tensors_;
     BlockTable blocks_;

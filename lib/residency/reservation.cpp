@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Room: all-or-nothing reservation.
+// Reservation: room for all blocks of a fetch, or for none.
 #include "lib/residency/reservation.h"
 
 #include <algorithm>
 
 namespace stepwell::residency {
 
-// It needs room where an earlier fetch waits for some, and wants nothing at another place.
+// It needs room at a place where an earlier fetch waits for some, and wants nothing elsewhere.
 bool Reservation::is_behind(const Fetch &fetch, const Blocked &blocked) const
 {
     const std::vector<Target> &targets = fetch.targets;
@@ -19,7 +19,7 @@ bool Reservation::is_behind(const Fetch &fetch, const Blocked &blocked) const
 
 Room Reservation::reserve(Fetch &fetch, Blocked &blocked, Commands &out)
 {
-    if (is_behind(fetch, blocked)) return Room::kComing;  // what most hints do that wait
+    if (is_behind(fetch, blocked)) return Room::kComing;  // the common case of waiting hints
     for (const Target &target : fetch.targets) {
         if (blocks_.replica(target.block, target.place).doomed) return Room::kComing;
         blocks_[target.block].protector = fetch.id;
@@ -40,7 +40,7 @@ Room Reservation::reserve(Fetch &fetch, Blocked &blocked, Commands &out)
     }
     gates_.forget_seen_pins();
     Room result = try_reserve(fetch, blocked, out);
-    // Each time one block fewer has to move.
+    // This ends: each time one block fewer has to move.
     while (result == Room::kAgain) result = try_reserve(fetch, blocked, out);
     return result;
 }
@@ -77,7 +77,7 @@ Room Reservation::try_reserve(Fetch &fetch, Blocked &blocked, Commands &out)
 }
 
 // Runs first: their slots are known and must not go to single blocks. A block that has to move into
-// its run keeps its old slot until start_fill relocates it.
+// its run keeps its old slot until Fills::start() relocates it.
 void Reservation::take_room(Fetch &fetch, Commands &out)
 {
     for (const Target &target : fetch.targets) {
@@ -97,7 +97,7 @@ void Reservation::take_room(Fetch &fetch, Commands &out)
             here.slot = places_.arena(target.place).take(target.block, whole, near);
             order_.count_in(target.block, target.place);
             addresses_.clear(target.block, target.place);
-            // Not moved since it was last used, and by nobody else.
+            // The slot was not used by another block since, so it is still at the address.
             here.mapped = here.slot == here.last_slot &&
                           places_.arena(target.place).is_mapped(here.slot, target.block);
         }
@@ -139,8 +139,8 @@ Room Reservation::make_room(Fetch &fetch, PlaceId place, uint32_t needed, bool w
     return outlook_.fall_short(fetch, place, outlook_.stuck_or_never());
 }
 
-// A block that moves into its run takes two slots for a while. Where there is no second one it
-// leaves instead, and comes back.
+// A block that moves into its run takes two slots for a while. If there is no second one, it is
+// evicted instead and fetched again.
 Room Reservation::let_mover_leave(const Fetch &fetch, PlaceId place, Commands &out)
 {
     for (const Target &target : fetch.targets) {

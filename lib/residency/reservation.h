@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reservation: room for all that a fetch needs, at once, or for nothing of it. Evicts what it has to.
-// Owns nothing.
+// Reservation: room for all that a fetch needs, at once, or for nothing of it. Evicts what it has
+// to. Owns nothing.
 #pragma once
 
 #include "lib/residency/run_planner.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What keeps room from a fetch. Where only views of the program are in the way, that is said with the
-// arithmetic; what else is in the way is waited for.
+// What keeps room from a fetch. Where only views of the program are in the way, that is said with
+// the arithmetic; what else is in the way is waited for.
 #include "lib/residency/room_outlook.h"
 
 #include <algorithm>
@@ -32,7 +32,8 @@ Status RoomOutlook::shrink_refusal(PlaceId place, uint32_t blocks) const
     return status;
 }
 
-// It asks for more than the place will hold, but no more than it did: that is decided first.
+// The fetch needs more than the new budget of a place that shrinks, but no more than the old one:
+// it waits until the change is decided.
 bool RoomOutlook::awaits_budget(const Fetch &fetch) const
 {
     for (PlaceId place = 0; place < places_.count(); ++place) {
@@ -75,7 +76,7 @@ Status RoomOutlook::fits(const std::vector<Request> &requests,
     return {};
 }
 
-// The sentence is made when the fetch is refused: most of those that are stuck wait.
+// Notes what is missing. The sentence is made only if the fetch is refused: most wait instead.
 Room RoomOutlook::fall_short(Fetch &fetch, PlaceId place, Room room)
 {
     fetch.short_place = place;
@@ -83,8 +84,8 @@ Room RoomOutlook::fall_short(Fetch &fetch, PlaceId place, Room room)
     return room;
 }
 
-// Only the program's views end by themselves; waiting for anything else that stays is for ever.
-// Pins in gates end without us: those seen in the way may be gone by now.
+// Only views of the program end by themselves; waiting for anything else that stays would not end.
+// Pins in gates end without an event: one that was seen may have ended by now, so it counts.
 Room RoomOutlook::stuck_or_never() const
 {
     if (gates_.pins_seen()) return Room::kStuck;
@@ -97,7 +98,7 @@ Room RoomOutlook::stuck_or_never() const
     return Room::kNever;
 }
 
-// Of ordinary blocks, or of gathered wholes, which have room of their own.
+// Counts ordinary blocks, or those of gathered tensors, which have room of their own.
 uint32_t RoomOutlook::pinned_blocks(PlaceId place, bool whole, const Fetch *except) const
 {
     uint32_t count = 0;
@@ -111,8 +112,8 @@ uint32_t RoomOutlook::pinned_blocks(PlaceId place, bool whole, const Fetch *exce
     return count;
 }
 
-// Whether of the ordinary blocks, or of the wholes, more than `most` are pinned beside the fetch's
-// own. Cold ones seldom are, so that few have to be looked at.
+// Whether more than `most` blocks of that kind are pinned, without the fetch's own. Starts at the
+// cold end, where few are pinned, so that few have to be looked at.
 bool RoomOutlook::are_more_pinned(PlaceId place, bool whole, const Fetch &fetch,
                                   uint32_t most) const
 {
@@ -131,7 +132,7 @@ bool RoomOutlook::are_more_pinned(PlaceId place, bool whole, const Fetch &fetch,
 }
 
 // Transfers under way and the library's own views end by themselves, and change what may leave or
-// move. A fetch that looks for room holds nothing yet: what is held of its own blocks is others'.
+// move. A fetch that looks for room holds nothing yet: holds on its blocks belong to others.
 bool RoomOutlook::room_will_come(PlaceId place) const
 {
     if (!transfers_.empty()) return true;
@@ -142,8 +143,8 @@ bool RoomOutlook::room_will_come(PlaceId place) const
     return false;
 }
 
-// What the budget of a place is taken by, of which a fetch needs so much. A place that shrinks may
-// hold more than its budget: then that is what it holds.
+// Says what takes the budget of a place, of which the fetch needs so many blocks. A place that
+// shrinks may hold more than its budget; then the sentence gives what it holds.
 Status RoomOutlook::budget_refusal(const Fetch &fetch, PlaceId place, uint32_t needed) const
 {
     const uint64_t block = places_.block_bytes();
@@ -192,7 +193,7 @@ Status RoomOutlook::budget_refusal(const Fetch &fetch, PlaceId place, uint32_t n
     return status;
 }
 
-// Gathered wholes have room of their own, and are asked for by themselves.
+// Gathered tensors have room of their own, and are fetched separately from others.
 bool RoomOutlook::asks_for_wholes(const Fetch &fetch, PlaceId place) const
 {
     for (const Request &request : fetch.asked.requests) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// RoomOutlook: whether room that a place lacks will come by itself, what keeps it, and the sentences
-// that say so. Owns nothing and changes nothing.
+// RoomOutlook: whether room that a place lacks will come by itself, what keeps it, and the
+// sentences that say so. Owns nothing and changes nothing.
 #pragma once
 
 #include "lib/residency/gates.h"

@@ -13,8 +13,8 @@ Room RunPlanner::plan(Fetch &fetch, const Blocked &blocked, Commands &out)
         const Room cheap = plan_all(fetch, false, blocked, out);
         if (cheap != Room::kStuck && cheap != Room::kNever) return cheap;
     }
-    // The cheapest slots for one run may have left no hole for the next: side by side they may fit.
-    // And what is cheap changes with each tenant that moves: it might move for ever.
+    // The cheapest slots for one run may leave no gap for the next; packed tightly, both may fit.
+    // And costs change with every block that moves, so the search for the cheapest need not end.
     return plan_all(fetch, true, blocked, out);
 }
 
@@ -31,7 +31,7 @@ Room RunPlanner::plan_all(Fetch &fetch, bool tight, const Blocked &blocked, Comm
         }
         const uint32_t count = static_cast<uint32_t>(end - i);
         i = end;
-        // No view is of nvme: what is asked for there is only to be there.
+        // There are no views of nvme: blocks that are wanted there need no run.
         const bool anywhere = places_[first->place].maps || places_.is_nvme(first->place);
         if (anywhere || count == 1) continue;
         if (run_lies(first, count)) continue;
@@ -52,7 +52,7 @@ bool RunPlanner::run_lies(const Target *first, uint32_t count) const
     return true;
 }
 
-// What it takes to clear slots for a run of the fetch's blocks, asked of one run after the other:
+// The cost of clearing slots for a run of the fetch's blocks, for one candidate run after another:
 // each slot is looked at once for all the runs that it may be part of.
 class RunPlanner::RunCosts {
 public:
@@ -74,14 +74,14 @@ public:
         for (uint32_t i = 0; i < count; ++i) fix(i);
     }
 
-    // The runs to ask for: from the first one on, the next one after each.
+    // The candidate runs, one after another.
     [[nodiscard]] Slot first() const { return fixed_ ? begin_ : 0; }
     [[nodiscard]] Slot next() const { return fixed_ ? kNoSlot : next_; }
     [[nodiscard]] bool is_run(Slot begin) const
     {
         return uint64_t{begin} + count_ <= arena_.slots();
     }
-    // The rest of the pack can come to lie around it.
+    // There is room around it for the rest of the pack.
     [[nodiscard]] bool suits_pack(Slot begin) const
     {
         const Pack &pack = planner_.packs_[planner_.blocks_[first_->block].pack];
@@ -89,7 +89,7 @@ public:
         if (pack.run[place_] != kNoSlot) return pack.run[place_] + index == begin;
         return begin >= index && uint64_t{begin} - index + pack.blocks <= arena_.slots();
     }
-    // UINT64_MAX when something from `begin` on cannot leave.
+    // UINT64_MAX if something in the run cannot leave.
     [[nodiscard]] uint64_t of(Slot begin, bool may_evict);
 
 private:
@@ -106,7 +106,7 @@ private:
         const size_t more = std::max({slot + size_t{1}, 2 * slots_.size(), kFirst});
         slots_.resize(std::min<size_t>(more, arena_.slots()));
     }
-    // A block of the run that cannot move says where the run begins, if anywhere.
+    // A block that cannot move determines where the run begins, if it is possible at all.
     void fix(uint32_t index)
     {
         const BlockId block = first_[index].block;
@@ -125,7 +125,7 @@ private:
     const Target *first_;
     const PlaceId place_;
     const uint32_t count_;
-    std::vector<RunSlot> &slots_;  // as far as was asked: the first run is free in many cases
+    std::vector<RunSlot> &slots_;  // grows with the search: often the first run is free
     uint32_t promised_ = 0;        // free slots that runs planned before will take
     bool fixed_ = false;
     Slot begin_ = 0;  // where it is fixed; kNoSlot: nowhere
@@ -143,7 +143,7 @@ RunSlot RunPlanner::RunCosts::look_at(Slot slot) const
             planner_.may_move(owner, place_) && !planner_.is_in_own_run(owner, place_, fetch_);
         return {moves ? Look::kMoves : Look::kStays, 4};
     }
-    // What this fetch needs itself leaves only when no other run is there.
+    // The fetch needs this block itself: it is evicted only if there is no other run.
     if (planner_.blocks_.is_own(owner, place_, fetch_)) return {Look::kLeaves, 1024};
     return {Look::kLeaves, planner_.packs_.is_duplicate(owner, place_) ? 2u : 8u};
 }
@@ -162,7 +162,7 @@ uint64_t RunPlanner::RunCosts::of(Slot begin, bool may_evict)
         const BlockId owner = arena_.owner(slot);
         if (owner == first_[i].block && found.look != Look::kPlanned) continue;
         if (stays) {
-            // Of the runs that it is in, the one it belongs to may still be had.
+            // Skips the runs that contain it, except those where it would be in its own place.
             const bool own = owner != kNone && planner_.blocks_.is_own(owner, place_, fetch_);
             if (!own) next_ = slot + 1;
             return UINT64_MAX;
@@ -175,8 +175,7 @@ uint64_t RunPlanner::RunCosts::of(Slot begin, bool may_evict)
     return crowded && !may_evict ? UINT64_MAX : cost;
 }
 
-// Wanted there by the fetch itself, side by side with others of its pack: another slot would not
-// do.
+// The fetch wants it there in one run with others of its pack: another slot would not do.
 bool RunPlanner::is_in_own_run(BlockId block, PlaceId place, const Fetch &fetch) const
 {
     if (!blocks_.is_own(block, place, fetch)) return false;
@@ -187,7 +186,7 @@ bool RunPlanner::is_in_own_run(BlockId block, PlaceId place, const Fetch &fetch)
     });
 }
 
-// It may change its slot, though it cannot leave the place.
+// It may change its slot, even if it cannot leave the place.
 bool RunPlanner::may_move(BlockId block, PlaceId place) const
 {
     const Replica &here = blocks_.replica(block, place);
@@ -196,7 +195,8 @@ bool RunPlanner::may_move(BlockId block, PlaceId place) const
     return here.valid && !gates_.is_pinned(block, place);
 }
 
-// Beside all that cannot leave, though it may move: else tenants would change slots for ever.
+// The fetch fits beside all that cannot leave the place; otherwise blocks would change slots
+// without end.
 bool RunPlanner::fits_beside(const Fetch &fetch, PlaceId place) const
 {
     uint32_t count = targets_at(fetch, place);
@@ -208,7 +208,8 @@ bool RunPlanner::fits_beside(const Fetch &fetch, PlaceId place) const
     return count <= places_.arena(place).budget();
 }
 
-// Moves a tenant out of the slots [begin, begin + count): what fits by arithmetic must fit.
+// Moves a block out of the slots [begin, begin + count): a fetch that fits by the numbers must find
+// its run.
 bool RunPlanner::start_move(const Fetch &fetch, BlockId block, PlaceId place, Slot begin,
                             uint32_t count, Commands &out)
 {
@@ -240,8 +241,8 @@ bool RunPlanner::start_move(const Fetch &fetch, BlockId block, PlaceId place, Sl
     return true;
 }
 
-// The cheapest slots for a run, or the first possible ones. Of free ones those that leave room for
-// the rest of the pack.
+// The cheapest run, or the first possible one if `tight`. Of free runs, one with room for the rest
+// of the pack.
 Slot RunPlanner::choose_run(RunCosts &costs, bool tight)
 {
     Slot best = kNoSlot;
@@ -259,7 +260,7 @@ Slot RunPlanner::choose_run(RunCosts &costs, bool tight)
     return best;
 }
 
-// A tenant that only needs another slot waits for one: something else leaves for it.
+// A block could move if there were a free slot: another block is evicted for it.
 Room RunPlanner::make_spare_slot(const Fetch &fetch, RunCosts &costs, PlaceId place, Commands &out)
 {
     bool possible = false;
@@ -306,7 +307,7 @@ Room RunPlanner::plan_run(Fetch &fetch, Target *first, uint32_t count, bool tigh
         if (outlook_.room_will_come(place)) return Room::kComing;
         return outlook_.fall_short(fetch, place, outlook_.stuck_or_never());
     }
-    if (own) return Room::kAgain;  // a block that had its place may be of a run planned before
+    if (own) return Room::kAgain;  // it may be part of a run that was planned before
     for (uint32_t i = 0; i < count; ++i) first[i].wanted_slot = best + i;
     Pack &pack = packs_[blocks_[first->block].pack];
     if (count == pack.blocks) occupancy_.set_run(pack, place, best);

@@ -13,7 +13,7 @@ Status TensorLocks::check_request(const FetchAsked &asked) const
     for (size_t i = 0; i < asked.requests.size(); ++i) {
         const Request &request = asked.requests[i];
         const Tensor &tensor = tensors_[request.tensor];
-        // The blocks behind it are another tensor's, or nobody's.
+        // Blocks beyond the tensor's end are another tensor's, or nobody's.
         STW_ASSERT(request.byte_begin <= tensor.spec.bytes &&
                    request.byte_count <= tensor.spec.bytes - request.byte_begin);
         if (request.place == kAnyCpuPlace && choose_cpu_place(request) == kNoPlace) {
@@ -47,9 +47,8 @@ Status TensorLocks::busy_refusal(const Fetch &fetch) const
     return status;
 }
 
-// Pins in gates count as readers: of this tensor anywhere; for a writer, of its neighbours at other
-// places too.
-// The gates are closed before they are counted: nobody slips in between.
+// Pins in gates count as readers: of this tensor at any place, and for a writer of its neighbours
+// at other places too. The gates are closed before their pins are counted, so that none is added.
 bool TensorLocks::gates_in_the_way(TensorId id, const Fetch &fetch, const Request &request,
                                    PlaceId place)
 {
@@ -104,7 +103,7 @@ PlaceId TensorLocks::choose_cpu_place(const Request &request) const
         const Replica &here = blocks_.replica(block, place);
         if (here.marks > 0 && blocks_[block].writers > 0) return place;
         if (resident == kNoPlace && !here.doomed && (here.valid || here.filling)) resident = place;
-        // One with a budget, then one that the policy allows, then the host before a device.
+        // Prefers a place with a budget, then one that the policy allows, then the host.
         const auto rank = [&](PlaceId at) {
             const bool host = places_[at].tier == Tier::kHost;
             return std::tuple(places_.is_open(at), (allowed & (1u << at)) != 0, host);
@@ -114,7 +113,7 @@ PlaceId TensorLocks::choose_cpu_place(const Request &request) const
     return resident != kNoPlace ? resident : best;
 }
 
-// Contents are judged when the locks are free, since whoever had them may have written meanwhile.
+// Checked once the locks are free: the previous holder may have written the contents.
 Status TensorLocks::readable(const Fetch &fetch) const
 {
     for (const Request &request : fetch.asked.requests) {
@@ -126,7 +125,7 @@ Status TensorLocks::readable(const Fetch &fetch) const
                                  tensor_text(tensor.spec.name).c_str());
         }
         if (!tensor.cause.ok()) return tensor.cause;
-        // The library itself may fill what is empty piece by piece.
+        // The library itself may fill an empty tensor piece by piece.
         const bool fills = request.access == Access::kReadWrite &&
                            (fetch.asked.claim != 0 || (fetch.asked.flags & kFetchInternal) != 0);
         if (tensor.contents == Contents::kEmpty && !fills) {
@@ -162,7 +161,7 @@ bool TensorLocks::may_lock(Fetch &fetch)
     return true;
 }
 
-// Where the choice is ours, tensors that share a block go to the same place.
+// If the core may choose, tensors that share a block are fetched to the same place.
 void TensorLocks::follow_neighbour(Fetch &fetch, size_t index)
 {
     const std::vector<Request> &requests = fetch.asked.requests;
@@ -177,7 +176,7 @@ void TensorLocks::follow_neighbour(Fetch &fetch, size_t index)
     }
 }
 
-// A block that one call wants to write here and use there, in ranges of tensors that share it.
+// Refuses a call that wants to write a shared block at one place and use it at another.
 Status TensorLocks::conflict_within(const Fetch &fetch) const
 {
     const std::vector<Request> &requests = fetch.asked.requests;
@@ -258,7 +257,7 @@ void TensorLocks::unlock(const Request &request, PlaceId place, ClaimId claim)
     }
 }
 
-// What keeps it from its locks; empty when nothing does.
+// What keeps the fetch from its locks; empty if nothing does.
 std::string TensorLocks::describe_conflict(const Fetch &fetch) const
 {
     if (fetch.lacks != Lacks::kLocks || fetch.places.empty()) return "";

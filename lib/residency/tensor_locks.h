@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // TensorLocks: many readers or one writer per tensor, and one place at a time for a block that is
-// written. Locks are taken for all requests of a fetch at once, or for none. The locks themselves are
-// counts in the tensors and blocks.
+// written. Locks are taken for all requests of a fetch at once, or for none. The locks themselves
+// are counts in the tensors and blocks.
 #pragma once
 
 #include "lib/residency/gates.h"

@@ -15,7 +15,7 @@ TransferTable::TransferTable(Places &places, BlockTable &blocks, const PackTable
     spare_.reserve(kSpareFlights);
 }
 
-// In the memory of one that is over, where there is such.
+// Reuses the memory of an ended transfer if there is one.
 Flight &TransferTable::new_flight(TransferId id)
 {
     if (spare_.empty()) return flights_[id];
@@ -32,7 +32,7 @@ void TransferTable::start(Transfer transfer, bool evicts, bool writes_back, Comm
     transfer.bytes =
         packs_[block.pack].shared ? places_.block_bytes() : packs_.bytes_used(transfer.block);
     transfer.to_slot = blocks_.replica(transfer.block, transfer.to).slot;
-    // Until it is known that it worked.
+    // Where the slot is mapped is unknown until the transfer has ended well.
     if (!addresses_.guards(transfer.block, transfer.to))
         places_.arena(transfer.to).note_away(transfer.to_slot);
     if (transfer.kind == TransferKind::kMove) {
@@ -88,7 +88,7 @@ void TransferTable::promote(const std::vector<Target> &targets, std::vector<Tran
     }
 }
 
-// Early write-backs have time, but whoever waits for the blocks they read has none.
+// Early write-backs are not urgent, unless a fetch waits for the slots they read from.
 void TransferTable::hasten_write_backs(const Fetch &fetch, PlaceId place, Commands &out)
 {
     if (fetch.asked.urgency != Class::kDemand) return;
@@ -100,7 +100,8 @@ void TransferTable::hasten_write_backs(const Fetch &fetch, PlaceId place, Comman
     }
 }
 
-// Tenants are changing slots there: a plan made now would choose other ones, and never end.
+// Blocks are changing slots there: a plan made now would choose other blocks, and so on without
+// end.
 bool TransferTable::is_rearranging(PlaceId place) const
 {
     return std::any_of(flights_.begin(), flights_.end(), [&](const auto &flight) {
@@ -109,7 +110,7 @@ bool TransferTable::is_rearranging(PlaceId place) const
     });
 }
 
-// A transfer from the place or to it has somebody who wants it, now or soon.
+// A fetch or a plan needs a transfer from the place or to it.
 bool TransferTable::is_wanted(PlaceId place) const
 {
     return std::any_of(flights_.begin(), flights_.end(), [&](const auto &at) {

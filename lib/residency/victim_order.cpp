@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scores of a policy of the program, and the worth that the plan gives: what was said, and the order
-// of a place's packs by it. Both choose among what may leave; they let nothing leave that may not.
+// Scores of a policy of the program, and the worth that the plan gives: what was said, and the
+// order of a place's packs by it. Both choose among what may leave; they let nothing leave that may
+// not.
 #include "lib/residency/victim_order.h"
 #include "lib/support/assert.h"
 
@@ -31,8 +32,8 @@ uint64_t VictimOrder::next_use(BlockId block) const
     return pack.next_use.in;
 }
 
-// A hint that waits for room would look through the same blocks after each transfer. What is
-// needed no sooner finds nothing either, until something changes that is no transfer's end.
+// A hint that waits for room would search the same blocks after every transfer. A hint that needs
+// its bytes no sooner finds nothing either, until an event other than the end of a transfer.
 bool VictimOrder::is_barren(PlaceId place, const Fetch &fetch) const
 {
     const Barren &known = barren_[place];
@@ -43,11 +44,11 @@ bool VictimOrder::is_barren(PlaceId place, const Fetch &fetch) const
 void VictimOrder::note_barren(PlaceId place, const Fetch &fetch)
 {
     if ((fetch.asked.flags & kFetchPrefetch) == 0) return;
-    // Pins in gates end without us.
+    // Pins in gates end without an event, so the result holds for this event only.
     barren_[place] = {true, fetch.needed_in, gates_.pins_seen() ? event_ : kNever};
 }
 
-// The block may be free to leave now: a place is not barren for hints that may take its room.
+// The block may leave now: the place is not barren any more for hints that may take its room.
 void VictimOrder::note_movable(BlockId block, PlaceId place)
 {
     Barren &known = barren_[place];
@@ -71,7 +72,7 @@ Rank VictimOrder::rank_of(PackId id, PlaceId place) const
     return {first ? 0 : last ? 2 : 1, policy.priority, pack.score[place], pack.worth[place], id};
 }
 
-// Without memory for its place in the order a pack leaves by recency alone.
+// If there is no memory for its node, a pack leaves by recency alone.
 void VictimOrder::rank(PackId id, PlaceId place)
 {
     if (!scored_ && !has_plan_) return;
@@ -94,7 +95,7 @@ void VictimOrder::unrank(PackId id, PlaceId place)
     if (!scored_ && !has_plan_) return;
     auto left = ranked_[place].extract(rank_of(id, place));
     if (left.empty() || spare_.size() >= kSpareRanks) return;
-    spare_.push_back(std::move(left));  // has room: nothing here can be refused
+    spare_.push_back(std::move(left));  // within its capacity: allocates nothing
 }
 
 void VictimOrder::count_in(BlockId block, PlaceId place)
@@ -111,7 +112,7 @@ void VictimOrder::count_out(PackId id, PlaceId place)
     if (--packs_[id].resident[place] == 0) unrank(id, place);
 }
 
-// A tensor nobody scored comes into the block, and counts as 0.
+// A tensor without a score joins the block, and counts as 0.
 void VictimOrder::note_unscored(PackId id)
 {
     if (!scored_) return;
@@ -150,7 +151,7 @@ PackId VictimOrder::candidates(PlaceId place, PackId from, uint64_t work_max,
     return kNone;
 }
 
-// Adds what a block holds of the tensor.
+// Adds what the block holds of the tensor.
 void VictimOrder::look_at(BlockId block, PlaceId place, const Tensor &tensor,
                           Candidate *candidate) const
 {
@@ -201,7 +202,7 @@ void VictimOrder::replan()
     if (has_plan_) order_anew();
 }
 
-// As scores and plan are now; without either there is no order.
+// Rebuilds the order from scores and plan; without either it is empty.
 void VictimOrder::order_anew()
 {
     barren_ = {};
@@ -214,7 +215,8 @@ void VictimOrder::order_anew()
     }
 }
 
-// Of a shared block what is worth most; thousands may share it, which are made and used together.
+// A shared block is worth as much as its most valuable tensor. Thousands may share it; they are
+// created and used together.
 double VictimOrder::worth_of(const Pack &pack, PlaceId place) const
 {
     constexpr size_t kAskedMax = 32;
@@ -227,7 +229,7 @@ double VictimOrder::worth_of(const Pack &pack, PlaceId place) const
     return most;
 }
 
-// The pack was made or used, so it may be worth something else now.
+// The pack was created or used, so its worth may have changed.
 void VictimOrder::look_at_plan(PackId id)
 {
     if (!has_plan_) return;
@@ -236,7 +238,7 @@ void VictimOrder::look_at_plan(PackId id)
         if (!places_.exists(place) || places_.is_nvme(place)) continue;
         const double worth = worth_of(pack, place);
         if (worth == pack.worth[place]) continue;
-        // Its place in the order moves along: no memory is needed that could be refused.
+        // Its node is reused, so that no allocation can fail.
         auto found = ranked_[place].extract(rank_of(id, place));
         pack.worth[place] = worth;
         if (found.empty()) continue;
@@ -245,7 +247,7 @@ void VictimOrder::look_at_plan(PackId id)
     }
 }
 
-// One behind the last block there.
+// The index after the last block of the pack at the place.
 uint32_t VictimOrder::find_end(PackId id, PlaceId place) const
 {
     const Pack &pack = packs_[id];
@@ -254,7 +256,7 @@ uint32_t VictimOrder::find_end(PackId id, PlaceId place) const
     return end;
 }
 
-// Every pack with blocks at a place stands in its order once, by what it is ranked by now.
+// Every pack with blocks at a place is in its order once, with its present rank.
 std::string VictimOrder::check() const
 {
     for (PlaceId place = 0; place < places_.count(); ++place) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// VictimOrder: for each place the packs there in the order in which the program's scores or the plan
-// let them leave, and the policy that knows the next uses. Without scores and without a plan the order
-// is empty, and recency decides.
+// VictimOrder: for each place the packs there in the order in which the program's scores or the
+// plan let them leave, and the policy that knows the next uses. Without scores and without a plan
+// the order is empty, and recency decides.
 #pragma once
 
 #include "lib/residency/gates.h"

@@ -13,14 +13,14 @@ constexpr uint32_t kVisitedMax = 4096;        // blocks looked at in an order, p
 
 }  // namespace
 
-// The nvme place has room for what it is promised to and for nothing else.
+// The nvme place stores only packs that it is promised to.
 bool Victims::may_rest(const Pack &pack, PlaceId place) const
 {
     if (!places_.is_open(place) || !(pack.key.policy.allowed & (1u << place))) return false;
     return !places_.is_nvme(place) || pack.promised == place;
 }
 
-// The policy knows a tier behind this one.
+// The policy allows a farther tier.
 bool Victims::can_drain(const Pack &pack, PlaceId place) const
 {
     for (PlaceId to = static_cast<PlaceId>(place + 1); to < places_.count(); ++to) {
@@ -66,7 +66,7 @@ BlockId Victims::pick(PlaceId place, const Fetch &fetch)
         const Rank rank = order_.rank_of(blocks_[block].pack, place);
         const std::tuple<int, int64_t, double, uint64_t> score{
             -rank.stays, -static_cast<int64_t>(rank.priority), -rank.score, order_.next_use(block)};
-        // Gates last: of a block that many tensors share they are many.
+        // Gates last: a block that many tensors share has many.
         if ((best == kNone || score > best_score) && !gates_.is_pinned(block, place)) {
             best = block;
             best_score = score;
@@ -81,7 +81,7 @@ BlockId Victims::pick(PlaceId place, const Fetch &fetch)
     return order_.is_scored() && !order_.has_plan() ? pick_ranked(place, fetch, best) : best;
 }
 
-// The block may be free to leave now.
+// The block may be able to leave now.
 void Victims::stir(BlockId block, PlaceId place)
 {
     if (order_.is_barren(place) && is_movable(block, place, nullptr)) {
@@ -89,7 +89,8 @@ void Victims::stir(BlockId block, PlaceId place)
     }
 }
 
-// The last that knows its bytes, where the policy knows no tier behind this one: until it is used.
+// It holds the only copy of its bytes and the policy allows no farther tier: it will not leave
+// until it is used.
 bool Victims::stays(BlockId block, PlaceId place) const
 {
     const Pack &pack = packs_[blocks_[block].pack];
@@ -97,7 +98,7 @@ bool Victims::stays(BlockId block, PlaceId place) const
     return !can_drain(pack, place) && !packs_.is_duplicate(block, place);
 }
 
-// The first from `block` on that may leave. All colder ones that cannot are in use now.
+// The first from `block` on that may leave. Colder ones that may not are in use now.
 BlockId Victims::pick_behind(BlockId block, PlaceId place, const Fetch &fetch)
 {
     while (block != kNone && !may_leave(block, place, &fetch))
@@ -107,7 +108,7 @@ BlockId Victims::pick_behind(BlockId block, PlaceId place, const Fetch &fetch)
     return block;
 }
 
-// Of two that rest at the place, by what the program scored or the plan knows.
+// Which of two blocks at the place leaves first, by score, plan or next use.
 bool Victims::leaves_before(BlockId block, BlockId other, PlaceId place) const
 {
     const Pack &mine = packs_[blocks_[block].pack];
@@ -117,8 +118,8 @@ bool Victims::leaves_before(BlockId block, BlockId other, PlaceId place) const
     return order_.next_use(block) >= order_.next_use(other);
 }
 
-// Of what is worth least the last that may leave; a clean one instead of a dirty one where it is
-// worth little more.
+// The last block that may leave of the pack that is worth least; a clean one instead of a dirty one
+// if it is worth little more.
 BlockId Victims::pick_planned(PlaceId place, const Fetch &fetch) const
 {
     const double write_back_worth = order_.policy().write_back_worth();
@@ -142,9 +143,9 @@ BlockId Victims::pick_planned(PlaceId place, const Fetch &fetch) const
     return best;
 }
 
-// `best` is the first of the coldest. What scores let leave before it is taken instead; among
-// equals it stays the choice, as next use and recency found it. Of a pack its end goes first, so
-// that what is read again from its beginning finds that.
+// `best` was chosen by next use and recency. A block of a lower rank is taken instead; among equals
+// `best` stays the choice. The end of a pack leaves first, so that the next read from its beginning
+// finds blocks there.
 BlockId Victims::pick_ranked(PlaceId place, const Fetch &fetch, BlockId best) const
 {
     const Rank found = best == kNone ? Rank{} : order_.rank_of(blocks_[best].pack, place);

@@ -9,9 +9,9 @@
 namespace stepwell::residency {
 namespace {
 
-constexpr uint32_t kReserveShare = 8;  // of a place: less free than that is little room
+constexpr uint32_t kReserveShare = 8;  // of a place: with less free than that, room is low
 constexpr uint32_t kCleanVisitsMax = 64;
-constexpr uint32_t kCleanedMax = 4;  // in flight at once, so that a read that comes waits for few
+constexpr uint32_t kCleanedMax = 4;  // in flight at once, so that a read waits for few of them
 constexpr uint32_t kLookedAtMax = 256;
 constexpr uint32_t kPlannedLookedAtMax = 2048;
 
@@ -30,7 +30,7 @@ uint32_t WriteBack::clean_ahead(PlaceId place, uint64_t beyond, Commands &out)
     for (BlockId block = recency_.coldest(place); block != kNone && transfers_.write_backs() < most;
          block = blocks_.replica(block, place).hotter) {
         if (++looked_at > kLookedAtMax) break;
-        // Cheap reasons first: the list is mostly of clean ones.
+        // Cheap tests first: most of the list is clean.
         if (!blocks_.replica(block, place).valid || packs_.is_duplicate(block, place)) continue;
         if (order_.next_use(block) <= beyond) continue;
         started += clean_early(block, place, out);
@@ -38,7 +38,7 @@ uint32_t WriteBack::clean_ahead(PlaceId place, uint64_t beyond, Commands &out)
     return started;
 }
 
-// In the order in which the plan lets them leave, whether they are cold or not.
+// In the order in which the plan lets them leave, whatever their recency.
 uint32_t WriteBack::clean_planned_beyond(PlaceId place, uint64_t beyond, uint32_t most,
                                          Commands &out)
 {
@@ -67,8 +67,8 @@ void WriteBack::queue_clean(BlockId block)
     queue_.push_back(block);
 }
 
-// What rests elsewhere stays off the disk as long as there is room for it: a gradient may be summed
-// into many times before it is used up.
+// A block whose home is not nvme is kept off the disk while there is room for it: a gradient may be
+// added to many times before it is used.
 void WriteBack::clean_soon(BlockId block, PlaceId place)
 {
     const Pack &pack = packs_[blocks_[block].pack];
@@ -80,13 +80,13 @@ void WriteBack::clean_soon(BlockId block, PlaceId place)
     }
 }
 
-// Unasked, so nothing of what is hot: it would be written again, or is gone soon.
+// Not of hot tensors: they would be written again, or discarded soon.
 bool WriteBack::clean_early(BlockId block, PlaceId place, Commands &out)
 {
     return packs_[blocks_[block].pack].advice != Advice::kHot && clean(block, place, out);
 }
 
-// Starts the write-back of a block that stays; false where there is nothing to write, or not now.
+// Starts the write-back of a block that stays; false if there is nothing to write, or not now.
 bool WriteBack::clean(BlockId block, PlaceId place, Commands &out)
 {
     const PlaceId last = places_.last();
@@ -101,8 +101,8 @@ bool WriteBack::clean(BlockId block, PlaceId place, Commands &out)
     return true;
 }
 
-// Early write-back, so that what leaves later is a duplicate and leaves at once: first what the
-// program said it does not need for long, then the coldest of a place that has little room.
+// First the blocks that the program said it does not need for long, then the next victims of places
+// where room is low.
 void WriteBack::pump(Commands &out)
 {
     const PlaceId last = places_.last();
@@ -127,7 +127,7 @@ void WriteBack::pump(Commands &out)
     }
 }
 
-// Unasked only what rests there: other blocks may be written many times before they go.
+// Only blocks whose home is nvme: others may be written many times before they are evicted.
 void WriteBack::clean_coldest(PlaceId place, uint32_t reserve, Commands &out)
 {
     uint32_t ready = places_.arena(place).free() + occupancy_.coming(place);
@@ -142,8 +142,8 @@ void WriteBack::clean_coldest(PlaceId place, uint32_t reserve, Commands &out)
     }
 }
 
-// What the plan lets leave next, whether it is cold or not. Some at a time: who looks after each
-// write-back that ends looks at the same blocks again and again.
+// The blocks that the plan lets leave next, whatever their recency. Several at a time: a search
+// after the end of each write-back would look at the same blocks again and again.
 void WriteBack::clean_planned(PlaceId place, uint32_t reserve, Commands &out)
 {
     if (transfers_.write_backs() > places_.config().writebacks_max / 2) return;
@@ -179,7 +179,7 @@ void WriteBack::end_claims(Pack &pack)
     may_start_ = true;
 }
 
-// All that is newest in memory alone; returns how many blocks that are.
+// Queues every block whose newest bytes are only in memory; returns how many.
 uint64_t WriteBack::queue_all()
 {
     uint64_t left = 0;

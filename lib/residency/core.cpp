@@ -263,6 +263,8 @@ uint64_t Core::evict(TensorId id, PlaceId place, Commands &out)
 
 uint64_t Core::write_back_all(Commands &out)
 {
+    const PlaceId last = places_.last();
+    if (!places_.is_nvme(last) || !places_.exists(last)) return 0;
     const uint64_t left = write_back_.queue_all();
     runner_.advance(out);
     return left;

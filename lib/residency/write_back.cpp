@@ -183,9 +183,7 @@ void WriteBack::end_claims(Pack &pack)
 uint64_t WriteBack::queue_all()
 {
     uint64_t left = 0;
-    const PlaceId last = places_.last();
-    if (!places_.is_nvme(last) || !places_.exists(last)) return 0;
-    for (PlaceId place = 0; place < last; ++place) {
+    for (PlaceId place = 0; place < places_.last(); ++place) {
         for (BlockId block = recency_.coldest(place); block != kNone;
              block = blocks_.replica(block, place).hotter) {
             if (!blocks_.replica(block, place).valid || packs_.is_duplicate(block, place)) continue;

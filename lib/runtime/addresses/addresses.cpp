@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/runtime/addresses/addresses.h"
 
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
 #include "lib/runtime/machine/touches.h"
+#include "lib/runtime/recording/grounds.h"
 #include "lib/support/growth.h"
 
 namespace stepwell {

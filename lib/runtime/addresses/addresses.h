@@ -3,8 +3,10 @@
 // says at which address a block, a piece or a view is.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/machine/machine.h"
+#include "lib/runtime/recording/ground.h"
+#include "lib/support/status.h"
 
 namespace stepwell {
 
@@ -15,9 +17,9 @@ struct PackAddresses {
     std::unique_ptr<memory::AddressAlias> shown[residency::kDevicesMax];
 };
 
-class AddressTable final {
+class AddressTable final : Ground {
 public:
-    AddressTable(Dispatcher &dispatch, Machine &machine) : dispatch_(dispatch), machine_(machine) {}
+    AddressTable(const Ground &ground) : Ground(ground) {}
     AddressTable(const AddressTable &) = delete;
     AddressTable &operator=(const AddressTable &) = delete;
 
@@ -50,9 +52,6 @@ private:
         STW_REQUIRES(runtime_lock);
     Status show_pack(residency::TensorId tensor, stw_tensor *handle, residency::PlaceId place)
         STW_REQUIRES(runtime_lock);
-
-    Dispatcher &dispatch_;
-    Machine &machine_;
 };
 
 }  // namespace stepwell

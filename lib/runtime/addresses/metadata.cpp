@@ -4,11 +4,7 @@
 #include "lib/runtime/addresses/metadata.h"
 
 #include "lib/runtime/addresses/addresses.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/handles/table.h"
-#include "lib/runtime/handles/views.h"
-#include "lib/runtime/machine/machine.h"
-#include "lib/runtime/recording/recorder.h"
+#include "lib/runtime/recording/grounds.h"
 #include "lib/support/growth.h"
 
 namespace stepwell {

@@ -2,39 +2,19 @@
 // The library's own tables: counted, and a tensor that would take them past their budget refused.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/addresses/metadata_user.h"
+#include "lib/runtime/dispatch/waiter.h"
+#include "lib/runtime/recording/ground.h"
+#include "lib/support/status.h"
 
 namespace stepwell {
 
-class HandleTable;
-class ViewTable;
-class AccessRecorder;
 class AddressTable;
 
-// A higher room with tables that count.
-class MetadataUser {
+class MetadataBudget final : Ground {
 public:
-    virtual ~MetadataUser() = default;
-    [[nodiscard]] virtual uint64_t metadata_bytes() const STW_REQUIRES(runtime_lock) = 0;
-    // Of these, what as many more tensors add; at most: whatever the program will ask for.
-    [[nodiscard]] virtual uint64_t tensor_bytes(uint64_t /*tensors*/, bool /*at_most*/) const
-        STW_REQUIRES(runtime_lock)
-    {
-        return 0;
-    }
-};
-
-class MetadataBudget final {
-public:
-    MetadataBudget(Dispatcher &dispatch, HandleTable &handles, Machine &machine, ViewTable &views,
-                   AccessRecorder &recorder, AddressTable &addresses)
-        : dispatch_(dispatch),
-          handles_(handles),
-          machine_(machine),
-          views_(views),
-          recorder_(recorder),
-          addresses_(addresses)
+    MetadataBudget(const Ground &ground, AddressTable &addresses)
+        : Ground(ground), addresses_(addresses)
     {
     }
     MetadataBudget(const MetadataBudget &) = delete;
@@ -66,11 +46,6 @@ private:
     [[nodiscard]] uint64_t tensor_bytes(uint64_t tensors, bool at_most) const
         STW_REQUIRES(runtime_lock);
 
-    Dispatcher &dispatch_;
-    HandleTable &handles_;
-    Machine &machine_;
-    ViewTable &views_;
-    AccessRecorder &recorder_;
     AddressTable &addresses_;
     std::vector<const MetadataUser *> users_;
     const MetadataUser *plans_ = nullptr;

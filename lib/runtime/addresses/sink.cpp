@@ -3,13 +3,9 @@
 #include "lib/runtime/addresses/sink.h"
 
 #include "lib/runtime/addresses/addresses.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/dispatch/errors.h"
 #include "lib/runtime/dispatch/snapshot.h"
 #include "lib/runtime/group/state.h"
-#include "lib/runtime/handles/table.h"
-#include "lib/runtime/machine/machine.h"
-#include "lib/runtime/recording/recorder.h"
+#include "lib/runtime/recording/grounds.h"
 #include "lib/support/assert.h"
 
 #include <algorithm>

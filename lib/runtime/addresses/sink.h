@@ -5,13 +5,11 @@
 
 #include "lib/runtime/dispatch/dispatcher.h"
 #include "lib/runtime/machine/machine.h"
+#include "lib/runtime/recording/ground.h"
 
 namespace stepwell {
 
-class HandleTable;
 class AddressTable;
-class BackgroundErrors;
-class AccessRecorder;
 
 // A higher room that keeps something by packs.
 class PackObserver {
@@ -20,16 +18,10 @@ public:
     virtual void pack_freed(residency::PackId pack) STW_REQUIRES(runtime_lock) = 0;
 };
 
-class TransferSink final : public residency::CommandSink {
+class TransferSink final : public residency::CommandSink, Ground {
 public:
-    TransferSink(Dispatcher &dispatch, HandleTable &handles, Machine &machine,
-                 AddressTable &addresses, BackgroundErrors &errors, AccessRecorder &recorder)
-        : dispatch_(dispatch),
-          handles_(handles),
-          machine_(machine),
-          addresses_(addresses),
-          errors_(errors),
-          recorder_(recorder)
+    TransferSink(const Ground &ground, AddressTable &addresses)
+        : Ground(ground), addresses_(addresses)
     {
     }
     TransferSink(const TransferSink &) = delete;
@@ -57,13 +49,8 @@ private:
     transfer::Job job_of(const residency::Transfer &transfer) const STW_REQUIRES(runtime_lock);
     void end_transfers(const transfer::Completion *list, uint32_t n) STW_EXCLUDES(runtime_lock);
 
-    Dispatcher &dispatch_;
-    HandleTable &handles_;
-    Machine &machine_;
     AddressTable &addresses_;
-    BackgroundErrors &errors_;
     std::vector<PackObserver *> observers_;
-    AccessRecorder &recorder_;
 };
 
 }  // namespace stepwell

@@ -2,13 +2,12 @@
 // Budgets of tiers, changed while the runtime is in use.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/dispatch/waiter.h"
+#include "lib/runtime/recording/ground.h"
+#include "lib/support/status.h"
 
 namespace stepwell {
 
-class ViewTable;
-class AccessRecorder;
 class Placement;
 class Snapshots;
 class RestoredTensors;
@@ -23,15 +22,11 @@ struct BudgetChange {
     residency::Instant deadline = 0;
 };
 
-class Budgets final {
+class Budgets final : Ground {
 public:
-    Budgets(Dispatcher &dispatch, Machine &machine, ViewTable &views, AccessRecorder &recorder,
-            Placement &placement, Snapshots &snapshots, RestoredTensors &restored,
-            TransferSink &sink, Prefetcher &prefetcher)
-        : dispatch_(dispatch),
-          machine_(machine),
-          views_(views),
-          recorder_(recorder),
+    Budgets(const Ground &ground, Placement &placement, Snapshots &snapshots,
+            RestoredTensors &restored, TransferSink &sink, Prefetcher &prefetcher)
+        : Ground(ground),
           placement_(placement),
           snapshots_(snapshots),
           restored_(restored),
@@ -63,10 +58,6 @@ private:
     Status grow(const BudgetChange &change);
     Status take_memory_back(const BudgetChange &change);
 
-    Dispatcher &dispatch_;
-    Machine &machine_;
-    ViewTable &views_;
-    AccessRecorder &recorder_;
     Placement &placement_;
     Snapshots &snapshots_;
     RestoredTensors &restored_;

@@ -6,12 +6,8 @@
 #include "lib/runtime/addresses/addresses.h"
 #include "lib/runtime/calls/fetches.h"
 #include "lib/runtime/copies/chunks.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/dispatch/errors.h"
-#include "lib/runtime/handles/table.h"
-#include "lib/runtime/machine/machine.h"
 #include "lib/runtime/machine/touches.h"
-#include "lib/runtime/recording/recorder.h"
+#include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/views/ends.h"
 #include "lib/support/signals.h"
 

@@ -2,36 +2,21 @@
 // Accesses to addresses of tensors without a view: a fault becomes a fetch.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
 #include "lib/runtime/machine/touches.h"
+#include "lib/runtime/recording/ground.h"
 
 namespace stepwell {
 
-class ViewTable;
-class HandleTable;
-class AccessRecorder;
 class AddressTable;
-class BackgroundErrors;
 class ViewEnds;
 class ChunkCopies;
 class Fetches;
 
-class Faults final : public DispatchHook, public FaultServer {
+class Faults final : public DispatchHook, public FaultServer, Ground {
 public:
-    Faults(Dispatcher &dispatch, HandleTable &handles, ViewTable &views, Machine &machine,
-           AccessRecorder &recorder, AddressTable &addresses, BackgroundErrors &errors,
-           ViewEnds &ends, ChunkCopies &chunks, Fetches &fetches)
-        : dispatch_(dispatch),
-          handles_(handles),
-          views_(views),
-          machine_(machine),
-          recorder_(recorder),
-          addresses_(addresses),
-          errors_(errors),
-          ends_(ends),
-          chunks_(chunks),
-          fetches_(fetches)
+    Faults(const Ground &ground, AddressTable &addresses, ViewEnds &ends, ChunkCopies &chunks,
+           Fetches &fetches)
+        : Ground(ground), addresses_(addresses), ends_(ends), chunks_(chunks), fetches_(fetches)
     {
     }
     Faults(const Faults &) = delete;
@@ -48,13 +33,7 @@ private:
     Status serve(const MemoryFault &fault) override;
     Status fetch_touched(const Range &range);
 
-    Dispatcher &dispatch_;
-    HandleTable &handles_;
-    ViewTable &views_;
-    Machine &machine_;
-    AccessRecorder &recorder_;
     AddressTable &addresses_;
-    BackgroundErrors &errors_;
     ViewEnds &ends_;
     ChunkCopies &chunks_;
     Fetches &fetches_;

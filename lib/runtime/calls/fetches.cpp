@@ -6,17 +6,12 @@
 #include "lib/runtime/addresses/addresses.h"
 #include "lib/runtime/copies/chunks.h"
 #include "lib/runtime/copies/snapshots.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/dispatch/errors.h"
 #include "lib/runtime/dispatch/snapshot.h"
-#include "lib/runtime/handles/table.h"
-#include "lib/runtime/handles/views.h"
-#include "lib/runtime/machine/machine.h"
 #include "lib/runtime/machine/touches.h"
 #include "lib/runtime/planning/pause.h"
 #include "lib/runtime/planning/prefetcher.h"
 #include "lib/runtime/ranks/wholes.h"
-#include "lib/runtime/recording/recorder.h"
+#include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/tensors/buffers.h"
 #include "lib/runtime/tensors/placement.h"
 #include "lib/runtime/tensors/registry.h"
@@ -146,8 +141,7 @@ void Fetches::ask(Waiter &waiter, Commands &out)
         recorder_.note_fetch(waiter.plan);
     if (copied) std::erase(snapshots_.under_way, waiter.snapshot.get());
     recorder_.misses += waiter.fetch == 0;
-    waiter.fetch = dispatch_.core.fetch(asked_of(waiter), dispatch_.now(), out);
-    dispatch_.expect(waiter);
+    dispatch_.ask(waiter, asked_of(waiter), out);
     sleepers_.sleep_follows(before, waiter.fetch);
     if (!dispatch_.core.is_waiting(waiter.fetch)) return;
     if (waiter.cancelled) dispatch_.core.cancel(waiter.fetch, cancelled(), out);
@@ -416,8 +410,8 @@ Status Fetches::begin_streams(const Waiter &waiter)
         STW_TRY(at.streams->begin(id, slots, writes));
     }
     if (is_absent(plan)) return {};
-    for (size_t i = 0; i < waiter.whole_grants.size(); ++i) {
-        STW_TRY(streams_.begin_whole(plan.gathered[i], waiter.whole_grants[i], plan.stream));
+    for (size_t i = 0; i < waiter.whole.grants.size(); ++i) {
+        STW_TRY(streams_.begin_whole(plan.gathered[i], waiter.whole.grants[i], plan.stream));
     }
     return {};
 }
@@ -504,9 +498,9 @@ Status Fetches::fill_views(Waiter &waiter, stw_view *views_out)
         range.scratch = range.tensor->sharding->whole;
         // A view without bytes counts among those of the whole, on this rank as on the others.
         if (is_absent(plan)) range.element_count = range.byte_count = 0;
-        open_view(slot, range, waiter.whole_grants[i], waiter, views_out);
+        open_view(slot, range, waiter.whole.grants[i], waiter, views_out);
     }
-    waiter.whole_grants.clear();
+    waiter.whole.grants.clear();
     for (Range range : plan.absent) {
         range.element_count = range.byte_count = 0;
         hits_.describe_view(range, machine_.tiers[range.place], nullptr, kCopyCookie,

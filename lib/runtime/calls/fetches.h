@@ -2,15 +2,13 @@
 // Fetches beyond hits: what is asked of the core, and what becomes of the answer.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/dispatch/hook.h"
+#include "lib/runtime/dispatch/waiter.h"
+#include "lib/runtime/recording/ground.h"
+#include <atomic>
 
 namespace stepwell {
 
-class HandleTable;
-class ViewTable;
-class BackgroundErrors;
-class AccessRecorder;
 class AddressTable;
 class Placement;
 class PrivateBuffers;
@@ -23,19 +21,13 @@ class Snapshots;
 class Prefetcher;
 class Wholes;
 
-class Fetches final : public DispatchHook, public AnswerListener {
+class Fetches final : public DispatchHook, public AnswerListener, Ground {
 public:
-    Fetches(Dispatcher &dispatch, HandleTable &handles, Machine &machine, ViewTable &views,
-            BackgroundErrors &errors, AccessRecorder &recorder, AddressTable &addresses,
-            Placement &placement, PrivateBuffers &buffers, OwedZeros &zeros,
-            TensorRegistry &registry, StreamOrder &streams, Sleepers &sleepers, HitPath &hits,
-            Snapshots &snapshots, Prefetcher &prefetcher, Wholes &wholes)
-        : dispatch_(dispatch),
-          handles_(handles),
-          machine_(machine),
-          views_(views),
-          errors_(errors),
-          recorder_(recorder),
+    Fetches(const Ground &ground, AddressTable &addresses, Placement &placement,
+            PrivateBuffers &buffers, OwedZeros &zeros, TensorRegistry &registry,
+            StreamOrder &streams, Sleepers &sleepers, HitPath &hits, Snapshots &snapshots,
+            Prefetcher &prefetcher, Wholes &wholes)
+        : Ground(ground),
           addresses_(addresses),
           placement_(placement),
           buffers_(buffers),
@@ -84,12 +76,6 @@ private:
     Status begin_streams(const Waiter &waiter);
     Status fetch_once(FetchPlan plan, stw_view *views_out);
 
-    Dispatcher &dispatch_;
-    HandleTable &handles_;
-    Machine &machine_;
-    ViewTable &views_;
-    BackgroundErrors &errors_;
-    AccessRecorder &recorder_;
     AddressTable &addresses_;
     Placement &placement_;
     PrivateBuffers &buffers_;

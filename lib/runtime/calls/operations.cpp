@@ -5,12 +5,10 @@
 
 #include "lib/runtime/calls/fetches.h"
 #include "lib/runtime/copies/snapshots.h"
-#include "lib/runtime/dispatch/dispatcher.h"
 #include "lib/runtime/dispatch/snapshot.h"
-#include "lib/runtime/machine/machine.h"
 #include "lib/runtime/ranks/collectives.h"
 #include "lib/runtime/ranks/wholes.h"
-#include "lib/runtime/recording/recorder.h"
+#include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/tensors/buffers.h"
 #include "lib/runtime/views/sleepers.h"
 #include "lib/runtime/views/streams.h"
@@ -60,18 +58,18 @@ Status Operations::on_done(stw_operation *operation, stw_done_fn done, void *use
         MutexLock lock(dispatch_.mutex());
         if (!operation->waiter) return freed_meanwhile();
         Waiter &waiter = *operation->waiter;
-        if (waiter.callback != Callback::kNone) {
+        if (waiter.notice.callback != Callback::kNone) {
             return Status::error(STW_ERROR_EXISTS,
                                  "the operation has a callback, and it can have only one");
         }
         if (!waiter.done) {
             STW_TRY(start_callbacks());
-            waiter.callback = Callback::kWanted;
-            waiter.on_done = done;
-            waiter.on_done_user = user;
+            waiter.notice.callback = Callback::kWanted;
+            waiter.notice.on_done = done;
+            waiter.notice.user = user;
             return {};
         }
-        waiter.callback = Callback::kCalled;
+        waiter.notice.callback = Callback::kCalled;
         status = waiter.status.code();
     }
     done(user, operation, status);  // may free the operation
@@ -86,15 +84,15 @@ Status Operations::notify_fd(stw_operation *operation, int fd)
     if (!operation->waiter) return freed_meanwhile();
     Waiter &waiter = *operation->waiter;
     if (waiter.done) return fd >= 0 ? add_to_eventfd(fd, 1) : Status();
-    waiter.notify_fd = fd;
+    waiter.notice.fd = fd;
     return {};
 }
 
 // Under the lock, so that whoever has freed the operation may close the descriptor.
 void Operations::tell_end(Waiter &waiter)
 {
-    if (waiter.notify_fd >= 0) {
-        const Status status = add_to_eventfd(waiter.notify_fd, 1);
+    if (waiter.notice.fd >= 0) {
+        const Status status = add_to_eventfd(waiter.notice.fd, 1);
         if (!status.ok()) {
             dispatch_.say(
                 STW_LOG_WARNING, "operation",
@@ -102,11 +100,11 @@ void Operations::tell_end(Waiter &waiter)
                             "operation is over, or withdraw it",
                             status.sentence()));
         }
-        waiter.notify_fd = -1;
+        waiter.notice.fd = -1;
     }
-    if (waiter.callback != Callback::kWanted) return;
-    waiter.callback = Callback::kQueued;
-    (callbacks_last_ ? callbacks_last_->next_callback : callbacks_first_) = &waiter;
+    if (waiter.notice.callback != Callback::kWanted) return;
+    waiter.notice.callback = Callback::kQueued;
+    (callbacks_last_ ? callbacks_last_->notice.next : callbacks_first_) = &waiter;
     callbacks_last_ = &waiter;
     callbacks_ready_.notify_one();
 }
@@ -151,7 +149,7 @@ void Operations::run_callbacks()
         stw_status status = STW_OK;
         Waiter *waiter = next_callback(&status);
         if (!waiter) return;
-        waiter->on_done(waiter->on_done_user, waiter->operation, status);
+        waiter->notice.on_done(waiter->notice.user, waiter->operation, status);
         // In a child that the callback forked, the lock may be held by a thread that is not there.
         if (machine_.handle->fork_epoch.load() != fork_epoch.load()) return;
         end_callback(waiter);
@@ -165,7 +163,7 @@ Waiter *Operations::next_callback(stw_status *status_out)
     while (!callbacks_first_ && !callbacks_end_) callbacks_ready_.wait(dispatch_.mutex());
     Waiter *waiter = callbacks_first_;
     if (!waiter) return nullptr;
-    callbacks_first_ = waiter->next_callback;
+    callbacks_first_ = waiter->notice.next;
     if (!callbacks_first_) callbacks_last_ = nullptr;
     const bool freed = !waiter->operation->waiter;  // or about to be
     *status_out = freed ? STW_ERROR_CANCELLED : waiter->status.code();
@@ -175,7 +173,7 @@ Waiter *Operations::next_callback(stw_status *status_out)
 void Operations::end_callback(Waiter *waiter)
 {
     MutexLock lock(dispatch_.mutex());
-    waiter->callback = Callback::kCalled;
+    waiter->notice.callback = Callback::kCalled;
     if (!waiter->freed) return;
     operation_pool.give(waiter->operation);
     delete waiter;
@@ -381,7 +379,7 @@ Status Operations::free_operation(stw_operation *operation)
     }
     MutexLock lock(dispatch_.mutex());
     --count;
-    if (waiter->callback == Callback::kQueued) {
+    if (waiter->notice.callback == Callback::kQueued) {
         // The callback runs, or has still to: when it returns, the rest goes.
         waiter->freed = true;
         ++callbacks_freed_;
@@ -417,7 +415,7 @@ void Operations::copied(Waiter &waiter)
 // An operation whose wholes are there: the rest of it, on the queue's thread.
 void Operations::gathered(Waiter &waiter)
 {
-    Status status = std::move(waiter.whole_status);
+    Status status = std::move(waiter.whole.status);
     if (status.ok() && (needs_copies(waiter.plan) || !waiter.plan.ranges.empty())) {
         status = needs_copies(waiter.plan) ? snapshots_.start_snapshot(waiter)
                                            : fetches_.start_fetch(waiter);

@@ -2,13 +2,13 @@
 // Fetches that are collected later, and those who wait for them in no thread.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/dispatch/waiter.h"
+#include "lib/runtime/recording/ground.h"
+#include "lib/support/status.h"
 
 namespace stepwell {
 
 class PrivateBuffers;
-class AccessRecorder;
 class StreamOrder;
 class Sleepers;
 class Snapshots;
@@ -16,22 +16,19 @@ class Collectives;
 class Wholes;
 class Fetches;
 
-class Operations final : public AnswerListener {
+class Operations final : public AnswerListener, Ground {
 public:
-    Operations(Dispatcher &dispatch, PrivateBuffers &buffers, AccessRecorder &recorder,
-               StreamOrder &streams, Sleepers &sleepers, Snapshots &snapshots,
-               Collectives &collectives, Wholes &wholes, Fetches &fetches, Machine &machine,
-               uint32_t operations_max)
-        : dispatch_(dispatch),
+    Operations(const Ground &ground, PrivateBuffers &buffers, StreamOrder &streams,
+               Sleepers &sleepers, Snapshots &snapshots, Collectives &collectives, Wholes &wholes,
+               Fetches &fetches, uint32_t operations_max)
+        : Ground(ground),
           buffers_(buffers),
-          recorder_(recorder),
           streams_(streams),
           sleepers_(sleepers),
           snapshots_(snapshots),
           collectives_(collectives),
           wholes_(wholes),
           fetches_(fetches),
-          machine_(machine),
           operations_max_(operations_max)
     {
     }
@@ -65,16 +62,13 @@ private:
     Waiter *next_callback(stw_status *status_out) STW_EXCLUDES(runtime_lock);
     void end_callback(Waiter *waiter) STW_EXCLUDES(runtime_lock);
 
-    Dispatcher &dispatch_;
     PrivateBuffers &buffers_;
-    AccessRecorder &recorder_;
     StreamOrder &streams_;
     Sleepers &sleepers_;
     Snapshots &snapshots_;
     Collectives &collectives_;
     Wholes &wholes_;
     Fetches &fetches_;
-    Machine &machine_;
     const uint32_t operations_max_;
     // Operations that are over, in that order.
     Waiter *callbacks_first_ STW_GUARDED_BY(runtime_lock) = nullptr;

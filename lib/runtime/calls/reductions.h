@@ -2,15 +2,14 @@
 // Reads of whole tensors and contributions to gradients, over ranks as well.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/dispatch/waiter.h"
+#include "lib/runtime/recording/ground.h"
+#include "lib/support/status.h"
 #include "lib/update/optimizer.h"
 
 namespace stepwell {
 
 struct Adopted;
-class BackgroundErrors;
-class AccessRecorder;
 class Placement;
 class PrivateBuffers;
 class OwedZeros;
@@ -23,17 +22,13 @@ class Collectives;
 class Sums;
 class Fetches;
 
-class Reductions final {
+class Reductions final : Ground {
 public:
-    Reductions(Dispatcher &dispatch, Machine &machine, BackgroundErrors &errors,
-               AccessRecorder &recorder, Placement &placement, PrivateBuffers &buffers,
+    Reductions(const Ground &ground, Placement &placement, PrivateBuffers &buffers,
                OwedZeros &zeros, ViewEnds &ends, Sleepers &sleepers, TierAccess &pieces,
                ChunkCopies &chunks, Snapshots &snapshots, Collectives &collectives, Sums &sums,
                Fetches &fetches)
-        : dispatch_(dispatch),
-          machine_(machine),
-          errors_(errors),
-          recorder_(recorder),
+        : Ground(ground),
           placement_(placement),
           buffers_(buffers),
           zeros_(zeros),
@@ -73,10 +68,6 @@ private:
     Status reduce_over_ranks(stw_tensor *gradient, const void *local,
                              const stw_reduce_options &options);
 
-    Dispatcher &dispatch_;
-    Machine &machine_;
-    BackgroundErrors &errors_;
-    AccessRecorder &recorder_;
     Placement &placement_;
     PrivateBuffers &buffers_;
     OwedZeros &zeros_;

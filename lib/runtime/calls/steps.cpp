@@ -3,16 +3,12 @@
 #include "lib/runtime/calls/steps.h"
 
 #include "lib/runtime/calls/fetches.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/dispatch/errors.h"
-#include "lib/runtime/handles/views.h"
-#include "lib/runtime/machine/machine.h"
 #include "lib/runtime/machine/meters.h"
 #include "lib/runtime/planning/plans.h"
 #include "lib/runtime/planning/prefetcher.h"
 #include "lib/runtime/ranks/wholes.h"
+#include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/recording/phase.h"
-#include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/tensors/placement.h"
 #include "lib/runtime/updates/tiers.h"
 #include "lib/runtime/victims/victims.h"
@@ -224,22 +220,11 @@ void Steps::empty_behind(residency::TensorId tensor)
         work);
 }
 
-Status Steps::declare_step(stw_phase *phase, std::vector<DeclaredUse> uses)
+namespace {
+
+// Each call of the program is a fetch of all its uses, then their release.
+schedule::Step events_of(const std::vector<DeclaredUse> &uses)
 {
-    FetchPlan plan;
-    for (const DeclaredUse &use : uses) plan.ranges.push_back(use.range);
-    STW_TRY(placement_.check_places(plan));
-    // Of what lies over several ranks the shards are what a step moves here.
-    std::erase_if(uses, [&](DeclaredUse &use) {
-        if (!is_of_ranks(use.range)) return false;
-        const std::optional<residency::Request> shard = recorder_.shard_request(use.range);
-        if (!shard) return true;
-        use.range.access = STW_READ;
-        use.range.place = shard->place;
-        use.range.byte_begin = 0;
-        use.range.byte_count = shard->byte_count;
-        return false;
-    });
     schedule::Step step;
     step.reserve(2 * uses.size());
     for (size_t begin = 0, end = 0; begin < uses.size(); begin = end) {
@@ -267,6 +252,28 @@ Status Steps::declare_step(stw_phase *phase, std::vector<DeclaredUse> uses)
             }
         }
     }
+    return step;
+}
+
+}  // namespace
+
+Status Steps::declare_step(stw_phase *phase, std::vector<DeclaredUse> uses)
+{
+    FetchPlan plan;
+    for (const DeclaredUse &use : uses) plan.ranges.push_back(use.range);
+    STW_TRY(placement_.check_places(plan));
+    // Of what lies over several ranks the shards are what a step moves here.
+    std::erase_if(uses, [&](DeclaredUse &use) {
+        if (!is_of_ranks(use.range)) return false;
+        const std::optional<residency::Request> shard = recorder_.shard_request(use.range);
+        if (!shard) return true;
+        use.range.access = STW_READ;
+        use.range.place = shard->place;
+        use.range.byte_begin = 0;
+        use.range.byte_count = shard->byte_count;
+        return false;
+    });
+    schedule::Step step = events_of(uses);
     const uint64_t events = step.size();
     const std::vector<observe::LinkTotal> links = meters_.link_totals();
     MutexLock lock(dispatch_.mutex());

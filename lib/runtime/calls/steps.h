@@ -3,16 +3,14 @@
 #pragma once
 
 #include "lib/observe/step_history.h"
-#include "lib/runtime/addresses/metadata.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/addresses/metadata_user.h"
+#include "lib/runtime/dispatch/hook.h"
+#include "lib/runtime/dispatch/waiter.h"
+#include "lib/runtime/recording/ground.h"
 #include "lib/runtime/recording/phase.h"
 
 namespace stepwell {
 
-class ViewTable;
-class BackgroundErrors;
-class AccessRecorder;
 class Placement;
 class StreamOrder;
 class ViewEnds;
@@ -23,17 +21,12 @@ class VictimPolicy;
 class Wholes;
 class Meters;
 
-class Steps final : public DispatchHook, public MetadataUser {
+class Steps final : public DispatchHook, public MetadataUser, Ground {
 public:
-    Steps(Dispatcher &dispatch, Machine &machine, ViewTable &views, BackgroundErrors &errors,
-          AccessRecorder &recorder, Placement &placement, StreamOrder &streams, ViewEnds &ends,
+    Steps(const Ground &ground, Placement &placement, StreamOrder &streams, ViewEnds &ends,
           TierAccess &pieces, PlanStore &plans, Prefetcher &prefetcher, VictimPolicy &victims,
           Wholes &wholes, Meters &meters)
-        : dispatch_(dispatch),
-          machine_(machine),
-          views_(views),
-          errors_(errors),
-          recorder_(recorder),
+        : Ground(ground),
           placement_(placement),
           streams_(streams),
           ends_(ends),
@@ -70,11 +63,6 @@ private:
     void close_step(Phase &phase) STW_REQUIRES(runtime_lock);
     void empty_behind(residency::TensorId tensor);
 
-    Dispatcher &dispatch_;
-    Machine &machine_;
-    ViewTable &views_;
-    BackgroundErrors &errors_;
-    AccessRecorder &recorder_;
     Placement &placement_;
     StreamOrder &streams_;
     ViewEnds &ends_;

@@ -5,12 +5,9 @@
 
 #include "lib/report/report.h"
 #include "lib/runtime/addresses/addresses.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/dispatch/errors.h"
 #include "lib/runtime/dispatch/snapshot.h"
 #include "lib/runtime/group/state.h"
-#include "lib/runtime/machine/machine.h"
-#include "lib/runtime/recording/recorder.h"
+#include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/restored/restored.h"
 #include "lib/runtime/tensors/placement.h"
 #include "lib/runtime/tensors/registry.h"
@@ -191,8 +188,7 @@ void ChunkCopies::ask_chunk(ChunkFetch &chunk, Copy &copy)
     chunk.waiter.begin = dispatch_.now();
     chunk.waiter.deadline = copy.deadline;
     dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
-        chunk.waiter.fetch = core.fetch(asked, dispatch_.now(), out);
-        dispatch_.expect(chunk.waiter);
+        dispatch_.ask(chunk.waiter, asked, out);
         if (core.is_waiting(chunk.waiter.fetch))
             chunk.waiter.cause = sleepers_.cause_of(chunk.waiter);
         if (core.claimed_by(tensor) != copy.claim) {

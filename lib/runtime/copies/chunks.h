@@ -2,8 +2,9 @@
 // Copies from the caller's memory into tensors, a chunk at a time.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/dispatch/waiter.h"
+#include "lib/runtime/recording/ground.h"
+#include "lib/support/status.h"
 
 #include <functional>
 
@@ -11,8 +12,6 @@ namespace stepwell {
 
 struct ChunkFetch;
 struct Copy;
-class BackgroundErrors;
-class AccessRecorder;
 class AddressTable;
 class RestoredTensors;
 class Placement;
@@ -21,16 +20,12 @@ class TensorRegistry;
 class Sleepers;
 class TierAccess;
 
-class ChunkCopies final {
+class ChunkCopies final : Ground {
 public:
-    ChunkCopies(Dispatcher &dispatch, Machine &machine, BackgroundErrors &errors,
-                AccessRecorder &recorder, AddressTable &addresses, RestoredTensors &restored,
+    ChunkCopies(const Ground &ground, AddressTable &addresses, RestoredTensors &restored,
                 Placement &placement, OwedZeros &zeros, TensorRegistry &registry,
                 Sleepers &sleepers, TierAccess &pieces)
-        : dispatch_(dispatch),
-          machine_(machine),
-          errors_(errors),
-          recorder_(recorder),
+        : Ground(ground),
           addresses_(addresses),
           restored_(restored),
           placement_(placement),
@@ -63,10 +58,6 @@ private:
     void *chunk_pointer(const ChunkFetch &chunk, const Copy &copy);
     void release_chunk(const ChunkFetch &chunk, const Copy &copy);
 
-    Dispatcher &dispatch_;
-    Machine &machine_;
-    BackgroundErrors &errors_;
-    AccessRecorder &recorder_;
     AddressTable &addresses_;
     RestoredTensors &restored_;
     Placement &placement_;

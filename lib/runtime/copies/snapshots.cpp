@@ -5,10 +5,8 @@
 
 #include "lib/runtime/addresses/addresses.h"
 #include "lib/runtime/copies/chunks.h"
-#include "lib/runtime/dispatch/dispatcher.h"
 #include "lib/runtime/dispatch/snapshot.h"
-#include "lib/runtime/machine/machine.h"
-#include "lib/runtime/recording/recorder.h"
+#include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/tensors/buffers.h"
 #include "lib/runtime/tensors/placement.h"
 #include "lib/runtime/tensors/zeros.h"
@@ -223,11 +221,8 @@ void Snapshots::ask_chunk(Snapshot &work, Core &core, Commands &out)
     asked.requests.push_back({part.tensor->id, residency::Access::kRead, residency::kAnyCpuPlace,
                               at * part.from_size, work.count * part.from_size});
     work.chunk.begin = dispatch_.now();
-    work.chunk.done = false;
-    work.chunk.grants.clear();
     const residency::FetchId before = work.chunk.fetch;
-    work.chunk.fetch = core.fetch(asked, dispatch_.now(), out);
-    dispatch_.expect(work.chunk);
+    dispatch_.ask(work.chunk, asked, out);
     sleepers_.sleep_follows(before, work.chunk.fetch);
     if (core.is_waiting(work.chunk.fetch)) work.chunk.cause = sleepers_.cause_of(work.chunk);
     if (work.chunk.call) dispatch_.arm_timer(asked.deadline);

@@ -2,12 +2,14 @@
 // Copies of a fetch, into the caller's memory or converted: chunk by chunk, all of one moment.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/dispatch/hook.h"
+#include "lib/runtime/dispatch/waiter.h"
+#include "lib/runtime/recording/ground.h"
+#include <deque>
+#include <thread>
 
 namespace stepwell {
 
-class AccessRecorder;
 class AddressTable;
 class Placement;
 class PrivateBuffers;
@@ -16,14 +18,12 @@ class Sleepers;
 class ViewEnds;
 class HitPath;
 
-class Snapshots final : public DispatchHook {
+class Snapshots final : public DispatchHook, Ground {
 public:
-    Snapshots(Dispatcher &dispatch, Machine &machine, AccessRecorder &recorder,
-              AddressTable &addresses, Placement &placement, PrivateBuffers &buffers,
-              OwedZeros &zeros, Sleepers &sleepers, ViewEnds &ends, HitPath &hits)
-        : dispatch_(dispatch),
-          machine_(machine),
-          recorder_(recorder),
+    Snapshots(const Ground &ground, AddressTable &addresses, Placement &placement,
+              PrivateBuffers &buffers, OwedZeros &zeros, Sleepers &sleepers, ViewEnds &ends,
+              HitPath &hits)
+        : Ground(ground),
           addresses_(addresses),
           placement_(placement),
           buffers_(buffers),
@@ -63,9 +63,6 @@ private:
     Status start_copier();
     void run_copier();
 
-    Dispatcher &dispatch_;
-    Machine &machine_;
-    AccessRecorder &recorder_;
     AddressTable &addresses_;
     Placement &placement_;
     PrivateBuffers &buffers_;

@@ -53,6 +53,25 @@ void Dispatcher::say(uint32_t level, const char *topic, std::string text)
     deferred_.lines.push_back({level, topic, std::move(text)});
 }
 
+void Dispatcher::ask(Waiter &waiter, const residency::FetchAsked &asked, Commands &out)
+{
+    waiter.done = false;
+    waiter.grants.clear();
+    waiter.fetch = core.fetch(asked, now(), out);
+    waiters_[waiter.fetch] = &waiter;
+}
+
+Status Dispatcher::fetch_pieces(Waiter &waiter, const residency::FetchAsked &asked)
+{
+    act([&](Core &, Commands &out) STW_REQUIRES(runtime_lock) {
+        ask(waiter, asked, out);
+        arm_timer(asked.deadline);
+    });
+    MutexLock lock(mutex());
+    while (!waiter.done) waiter.cv.wait(mutex());
+    return std::move(waiter.status);
+}
+
 Waiter *Dispatcher::find(residency::FetchId fetch) const
 {
     const auto found = waiters_.find(fetch);

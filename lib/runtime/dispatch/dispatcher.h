@@ -8,6 +8,7 @@
 #include "lib/observe/log.h"
 #include "lib/residency/command_loop.h"
 #include "lib/residency/core.h"
+#include "lib/runtime/dispatch/hook.h"
 #include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/handles/lock.h"
 #include "lib/support/status.h"
@@ -20,29 +21,6 @@
 #include <vector>
 
 namespace stepwell {
-
-using residency::Commands;
-using residency::Core;
-
-// A room that takes part in events. Hooks are called in the order in which they were added.
-class DispatchHook : public residency::EventHook {
-public:
-    // The commands of the event are carried out; the lock is about to be given back.
-    virtual void before_unlock() STW_REQUIRES(runtime_lock) {}
-    // With no lock held, after the event.
-    virtual void unlocked() {}
-    // Views that the library keeps for itself end. With no lock held.
-    virtual void give_way() {}
-    // The timer calls: with no lock, then under the lock, at the latest when this is due.
-    [[nodiscard]] virtual residency::Instant due() const STW_REQUIRES(runtime_lock)
-    {
-        return residency::kNever;
-    }
-    virtual void on_timer(residency::Instant) {}
-    virtual void on_timer_locked(residency::Instant) STW_REQUIRES(runtime_lock) {}
-    // Waits of the program that began before `at` end.
-    virtual void interrupted(residency::Instant /*at*/) STW_REQUIRES(runtime_lock) {}
-};
 
 class Dispatcher final : residency::EventHook {
 public:
@@ -93,8 +71,12 @@ public:
     void say(uint32_t level, const char *topic, std::string text) STW_REQUIRES(runtime_lock);
 
     // ---- fetches that wait for an answer -------------------------------------------------------
-    // Its `fetch` was asked for. It lives until it is answered.
-    void expect(Waiter &waiter) STW_REQUIRES(runtime_lock) { waiters_[waiter.fetch] = &waiter; }
+    // Asks the core, for a waiter that lives until it is answered. Again, once it was.
+    void ask(Waiter &waiter, const residency::FetchAsked &asked, Commands &out)
+        STW_REQUIRES(runtime_lock);
+    // The same of the library's own pieces: blocks until they are there, or the deadline passes.
+    Status fetch_pieces(Waiter &waiter, const residency::FetchAsked &asked)
+        STW_EXCLUDES(runtime_lock);
     // Null: somebody else's fetch, or answered.
     [[nodiscard]] Waiter *find(residency::FetchId fetch) const STW_REQUIRES(runtime_lock);
     void expect_no_more(residency::FetchId fetch) STW_REQUIRES(runtime_lock)

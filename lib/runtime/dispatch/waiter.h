@@ -15,7 +15,14 @@
 #include <memory>
 #include <vector>
 
+namespace stepwell::residency {
+class Core;
+}  // namespace stepwell::residency
+
 namespace stepwell {
+
+using residency::Commands;
+using residency::Core;
 
 constexpr uint64_t kTimeoutDefaultNs = 300ull * 1000 * 1000 * 1000;
 // Beside STW_RELEASE_*: this rank has no gradient, and joins in for the others' sake.
@@ -105,6 +112,24 @@ enum class Callback : uint8_t {
 
 struct Waiter;
 
+// How the program wants to hear that an operation is over.
+struct EndNotice {
+    Callback callback = Callback::kNone;
+    int fd = -1;  // an eventfd of the program; -1: none
+    stw_done_fn on_done = nullptr;
+    void *user = nullptr;
+    Waiter *next = nullptr;  // in the queue of callbacks
+};
+
+// What a fetch gets of gathered tensors.
+struct GatheredPart {
+    uint64_t call = 0;  // of the ledger; 0: there are none, or they came
+    Status status;
+    bool refused = false;      // and its pins wait for the program to learn of it
+    bool invalidated = false;  // on all ranks alike
+    std::vector<residency::Grant> grants;
+};
+
 // A room whose fetches may outlive the call that asked.
 class AnswerListener {
 public:
@@ -137,20 +162,11 @@ struct Waiter {
     bool asynchronous = false;  // of an operation, that outlives the wait for it
     bool cancelled = false;
     bool freed = false;  // that operation, before its callback returned
-    Callback callback = Callback::kNone;
-    int notify_fd = -1;  // an eventfd of the program, to be told the end; -1: none
     uint32_t owner = 0;  // the thread that asked, 0: not known
     stw_operation *operation = nullptr;
-    stw_done_fn on_done = nullptr;
-    void *on_done_user = nullptr;
-    Waiter *next_callback = nullptr;
+    EndNotice notice;                    // of that operation
     std::unique_ptr<Snapshot> snapshot;  // the copies of the plan, made before the rest is asked
-    // Of wholes, which are gathered before the rest is asked for; 0: there are none, or they came.
-    uint64_t whole_call = 0;
-    Status whole_status;
-    bool whole_refused = false;  // and its pins wait for the program to learn of it
-    bool whole_spoilt = false;   // on all ranks alike
-    std::vector<residency::Grant> whole_grants;
+    GatheredPart whole;                  // of the plan, which comes before the rest is asked for
     residency::Instant begin = 0;
     residency::Instant deadline = residency::kNever;
     observe::Stall cause = observe::Stall::kHostDevice;

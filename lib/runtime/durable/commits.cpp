@@ -4,17 +4,12 @@
 #include "lib/runtime/durable/commits.h"
 
 #include "lib/collective/commit.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/dispatch/errors.h"
 #include "lib/runtime/durable/opening.h"
 #include "lib/runtime/group/state.h"
-#include "lib/runtime/handles/table.h"
-#include "lib/runtime/handles/views.h"
-#include "lib/runtime/machine/machine.h"
 #include "lib/runtime/optimizers/table.h"
 #include "lib/runtime/ranks/collectives.h"
 #include "lib/runtime/ranks/shards.h"
-#include "lib/runtime/recording/recorder.h"
+#include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/restored/durable.h"
 #include "lib/runtime/restored/restored.h"
 #include "lib/runtime/tensors/registry.h"
@@ -283,16 +278,7 @@ Status Commits::keep_runs(const CommitWork &work, const BlockRun *runs, size_t n
                                   runs[i].byte_begin, runs[i].byte_count});
     }
     Waiter waiter;
-    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
-        waiter.fetch = core.fetch(asked, dispatch_.now(), out);
-        dispatch_.expect(waiter);
-        dispatch_.arm_timer(asked.deadline);
-    });
-    {
-        MutexLock lock(dispatch_.mutex());
-        while (!waiter.done) waiter.cv.wait(dispatch_.mutex());
-    }
-    STW_TRY(std::move(waiter.status));
+    STW_TRY(dispatch_.fetch_pieces(waiter, asked));
     Status status;
     try {
         for (size_t i = 0; i < n && status.ok(); ++i) {

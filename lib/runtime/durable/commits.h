@@ -2,10 +2,7 @@
 // Generations: one commit at a time, a collective where there are ranks.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
 #include "lib/runtime/ranks/collectives.h"
-#include "lib/runtime/restored/durable.h"
 #include "lib/store/generations.h"
 #include "lib/store/manifest.h"
 
@@ -14,10 +11,6 @@ namespace stepwell {
 struct BlockRun;
 struct KeptBlocks;
 struct OptimizerBody;
-class HandleTable;
-class ViewTable;
-class BackgroundErrors;
-class AccessRecorder;
 class RestoredTensors;
 class OwedZeros;
 class TensorRegistry;
@@ -26,18 +19,12 @@ class Collectives;
 class OptimizerTable;
 class DurableOpen;
 
-class Commits final : public CollectiveRunner {
+class Commits final : public CollectiveRunner, Ground {
 public:
-    Commits(Dispatcher &dispatch, HandleTable &handles, Machine &machine, ViewTable &views,
-            BackgroundErrors &errors, AccessRecorder &recorder, RestoredTensors &restored,
-            OwedZeros &zeros, TensorRegistry &registry, Shards &shards, Collectives &collectives,
+    Commits(const Ground &ground, RestoredTensors &restored, OwedZeros &zeros,
+            TensorRegistry &registry, Shards &shards, Collectives &collectives,
             OptimizerTable &optimizers, DurableOpen &opening)
-        : dispatch_(dispatch),
-          handles_(handles),
-          machine_(machine),
-          views_(views),
-          errors_(errors),
-          recorder_(recorder),
+        : Ground(ground),
           restored_(restored),
           zeros_(zeros),
           registry_(registry),
@@ -75,12 +62,6 @@ private:
         STW_REQUIRES(runtime_lock);
     [[nodiscard]] Status no_generation(uint64_t generation) const STW_REQUIRES(runtime_lock);
 
-    Dispatcher &dispatch_;
-    HandleTable &handles_;
-    Machine &machine_;
-    ViewTable &views_;
-    BackgroundErrors &errors_;
-    AccessRecorder &recorder_;
     RestoredTensors &restored_;
     OwedZeros &zeros_;
     TensorRegistry &registry_;

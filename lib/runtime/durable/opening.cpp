@@ -2,9 +2,8 @@
 // A store that stays: how it is made, found and resumed, on all ranks or on none.
 #include "lib/runtime/durable/opening.h"
 
-#include "lib/runtime/dispatch/dispatcher.h"
 #include "lib/runtime/group/state.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/restored/durable.h"
 #include "lib/runtime/restored/restored.h"
 

@@ -3,19 +3,18 @@
 #pragma once
 
 #include "lib/collective/commit.h"
-#include "lib/profile/tuning.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
-#include "lib/store/store.h"
+#include "lib/runtime/dispatch/waiter.h"
+#include "lib/runtime/recording/ground.h"
+#include "lib/support/status.h"
 
 namespace stepwell {
 
 class RestoredTensors;
 
-class DurableOpen final {
+class DurableOpen final : Ground {
 public:
-    DurableOpen(Dispatcher &dispatch, Machine &machine, RestoredTensors &restored)
-        : dispatch_(dispatch), machine_(machine), restored_(restored)
+    DurableOpen(const Ground &ground, RestoredTensors &restored)
+        : Ground(ground), restored_(restored)
     {
     }
     DurableOpen(const DurableOpen &) = delete;
@@ -46,8 +45,6 @@ private:
     Status find_store(const stw_runtime_options &options, store::StoreOptions &store, Status before,
                       std::unique_ptr<store::Store> *store_out);
 
-    Dispatcher &dispatch_;
-    Machine &machine_;
     RestoredTensors &restored_;
 };
 

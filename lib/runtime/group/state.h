@@ -6,14 +6,10 @@
 #pragma once
 
 #include "lib/collective/disk_share.h"
-#include "lib/collective/group.h"
-#include "lib/collective/node.h"
 #include "lib/gathering/agreed.h"
 #include "lib/memory/streams.h"
 #include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/support/thread_annotations.h"
 #include "lib/update/optimizer.h"
-#include "lib/update/verdict.h"
 
 #include <deque>
 #include <map>

@@ -3,12 +3,8 @@
 // end of open to close; each part has a lock of its own where it needs one.
 #pragma once
 
-#include "lib/memory/host_pins.h"
 #include "lib/memory/scratch.h"
-#include "lib/memory/tiers.h"
 #include "lib/observe/timeline.h"
-#include "lib/residency/types.h"
-#include "lib/support/status.h"
 #include "lib/transfer/engine.h"
 #include "lib/transfer/stream_ordering.h"
 #include "lib/update/optimizer.h"

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "lib/collective/group.h"
-#include "lib/observe/step_stats.h"
 #include "lib/runtime/dispatch/dispatcher.h"
 #include "lib/runtime/machine/machine.h"
 

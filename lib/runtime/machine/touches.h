@@ -4,11 +4,8 @@
 // in the way of somebody. Which bytes are seen without a fault is the core's to say.
 #pragma once
 
-#include "lib/residency/aliases.h"
 #include "lib/runtime/dispatch/dispatcher.h"
 #include "lib/support/fault_handler.h"
-#include "lib/support/status.h"
-#include "lib/support/thread_annotations.h"
 
 #include <stepwell/fetch.h>
 

@@ -280,36 +280,32 @@ residency::Config Runtime::tiers_config(const stw_runtime_options &options, uint
 }
 
 Runtime::Runtime(const stw_runtime_options &options, stw_runtime *handle, uint64_t whole_blocks)
-    : serial_(serials.fetch_add(1) + 1),
-      log_relay_(options.log && (options.flags & STW_RUNTIME_FAULT_IN) != 0
+    : log_relay_(options.log && (options.flags & STW_RUNTIME_FAULT_IN) != 0
                      ? std::make_unique<observe::LogRelay>(options.log, options.log_user)
                      : nullptr),
       machine(options.name ? options.name : program_invocation_short_name, handle,
               block_bytes_of(options), options.device_count),
-      view_table(options.views_max ? options.views_max : 65536, serial_),
+      view_table(options.views_max ? options.views_max : 65536, serials.fetch_add(1) + 1),
       dispatch(tiers_config(options, whole_blocks, bucket_blocks(options)), addresses.sink,
                log_options(options, log_relay_.get()),
                options.timeout_ns ? options.timeout_ns : kTimeoutDefaultNs),
-      tensors{{dispatch, machine, options.preset},
-              {dispatch, machine, addresses.table, addresses.metadata, tensors.placement,
-               addresses.sink},
-              {dispatch, handles, machine},
-              {dispatch, handles, machine, view_table, errors, recorder, addresses.table,
-               addresses.metadata, addresses.sink, restored, tensors.placement, tensors.zeros}},
-      calls{{dispatch, handles, machine, view_table, errors, recorder, addresses.table,
-             tensors.placement, tensors.buffers, tensors.zeros, tensors.registry, views.streams,
-             views.sleepers, views.hits, copies.snapshots, planning.prefetcher, ranks.wholes},
-            {dispatch, tensors.buffers, recorder, views.streams, views.sleepers, copies.snapshots,
-             ranks.collectives, ranks.wholes, calls.fetches, machine,
+      tensors{{ground, options.preset},
+              {ground, addresses.table, addresses.metadata, tensors.placement, addresses.sink},
+              {ground},
+              {ground, addresses.table, addresses.metadata, addresses.sink, restored,
+               tensors.placement, tensors.zeros}},
+      calls{{ground, addresses.table, tensors.placement, tensors.buffers, tensors.zeros,
+             tensors.registry, views.streams, views.sleepers, views.hits, copies.snapshots,
+             planning.prefetcher, ranks.wholes},
+            {ground, tensors.buffers, views.streams, views.sleepers, copies.snapshots,
+             ranks.collectives, ranks.wholes, calls.fetches,
              options.operations_max ? options.operations_max : 4096},
-            {dispatch, machine, errors, recorder, tensors.placement, tensors.buffers, tensors.zeros,
-             views.ends, views.sleepers, updates.pieces, copies.chunks, copies.snapshots,
-             ranks.collectives, ranks.sums, calls.fetches},
-            {dispatch, machine, view_table, errors, recorder, tensors.placement, views.streams,
-             views.ends, updates.pieces, planning.plans, planning.prefetcher, victims, ranks.wholes,
-             meters},
-            {dispatch, handles, view_table, machine, recorder, addresses.table, errors, views.ends,
-             copies.chunks, calls.fetches}}
+            {ground, tensors.placement, tensors.buffers, tensors.zeros, views.ends, views.sleepers,
+             updates.pieces, copies.chunks, copies.snapshots, ranks.collectives, ranks.sums,
+             calls.fetches},
+            {ground, tensors.placement, views.streams, views.ends, updates.pieces, planning.plans,
+             planning.prefetcher, victims, ranks.wholes, meters},
+            {ground, addresses.table, views.ends, copies.chunks, calls.fetches}}
 {
     add_hooks();
     recorder.enabled = (options.flags & STW_RUNTIME_NO_PLAN) == 0;

@@ -40,7 +40,6 @@ public:
     Status drain(uint64_t timeout_ns);
 
 private:
-    const uint64_t serial_;
     std::unique_ptr<observe::LogRelay> log_relay_;  // with touches
 
 public:
@@ -51,52 +50,44 @@ public:
     BackgroundErrors errors{dispatch, handles};
     Meters meters{dispatch, machine};
     AccessRecorder recorder{dispatch, handles, machine, view_table};
-    AddressesRoom addresses{{dispatch, machine},
-                            {dispatch, handles, machine, view_table, recorder, addresses.table},
-                            {dispatch, handles, machine, addresses.table, errors, recorder}};
-    RestoredTensors restored{dispatch, machine, addresses.sink};
+    Ground ground{machine, dispatch, handles, view_table, errors, recorder};
+    AddressesRoom addresses{{ground}, {ground, addresses.table}, {ground, addresses.table}};
+    RestoredTensors restored{ground, addresses.sink};
     TensorsRoom tensors;
-    ViewRoom views{{dispatch, machine, view_table, addresses.table},
-                   {dispatch, machine, view_table, recorder},
-                   {dispatch, machine, view_table, errors, recorder, addresses.table,
-                    tensors.buffers, tensors.zeros, tensors.registry, views.streams},
-                   {dispatch, machine, view_table, errors, recorder, views.streams, views.ends}};
-    UpdatesRoom updates{
-        {dispatch, machine, tensors.placement, views.streams},
-        {dispatch, machine, errors, recorder, addresses.table, views.sleepers, updates.devices}};
-    CopiesRoom copies{{dispatch, machine, errors, recorder, addresses.table, restored,
-                       tensors.placement, tensors.zeros, tensors.registry, views.sleepers,
-                       updates.pieces},
-                      {dispatch, machine, recorder, addresses.table, tensors.placement,
-                       tensors.buffers, tensors.zeros, views.sleepers, views.ends, views.hits}};
-    PlanningRoom planning{
-        {dispatch, handles, machine, recorder, meters},
-        {dispatch, machine, recorder, addresses.metadata, tensors.registry, planning.models},
-        {dispatch, machine, recorder, addresses.metadata, planning.plans}};
-    VictimPolicy victims{dispatch, handles, machine, recorder, addresses.metadata};
-    RanksRoom ranks{{dispatch, machine, views.streams},
-                    {dispatch, machine, addresses.table, ranks.memory},
-                    {dispatch, machine, ranks.memory},
-                    {dispatch, machine, handles, errors, recorder, addresses.table,
-                     addresses.metadata, addresses.sink, tensors.zeros, meters, ranks.memory,
-                     ranks.shards, ranks.collectives},
-                    {dispatch, machine, recorder, addresses.table, tensors.buffers, updates.pieces,
-                     meters, ranks.memory, ranks.shards, ranks.collectives, ranks.wholes}};
-    OptimizerTable optimizers{dispatch,        machine,           recorder,       tensors.placement,
-                              tensors.zeros,   restored,          addresses.sink, tensors.registry,
-                              views.sleepers,  ranks.collectives, ranks.sums,     errors,
-                              updates.devices, updates.pieces};
+    ViewRoom views{
+        {ground, addresses.table},
+        {ground},
+        {ground, addresses.table, tensors.buffers, tensors.zeros, tensors.registry, views.streams},
+        {ground, views.streams, views.ends}};
+    UpdatesRoom updates{{ground, tensors.placement, views.streams},
+                        {ground, addresses.table, views.sleepers, updates.devices}};
+    CopiesRoom copies{{ground, addresses.table, restored, tensors.placement, tensors.zeros,
+                       tensors.registry, views.sleepers, updates.pieces},
+                      {ground, addresses.table, tensors.placement, tensors.buffers, tensors.zeros,
+                       views.sleepers, views.ends, views.hits}};
+    PlanningRoom planning{{ground, meters},
+                          {ground, addresses.metadata, tensors.registry, planning.models},
+                          {ground, addresses.metadata, planning.plans}};
+    VictimPolicy victims{ground, addresses.metadata};
+    RanksRoom ranks{{ground, views.streams},
+                    {ground, addresses.table, ranks.memory},
+                    {ground, ranks.memory},
+                    {ground, addresses.table, addresses.metadata, addresses.sink, tensors.zeros,
+                     meters, ranks.memory, ranks.shards, ranks.collectives},
+                    {ground, addresses.table, tensors.buffers, updates.pieces, meters, ranks.memory,
+                     ranks.shards, ranks.collectives, ranks.wholes}};
+    OptimizerTable optimizers{ground,         tensors.placement, tensors.zeros,  restored,
+                              addresses.sink, tensors.registry,  views.sleepers, ranks.collectives,
+                              ranks.sums,     updates.devices,   updates.pieces};
     CallsRoom calls;
-    DurableRoom durable{{dispatch, machine, restored},
-                        {dispatch, handles, machine, view_table, errors, recorder, restored,
-                         tensors.zeros, tensors.registry, ranks.shards, ranks.collectives,
-                         optimizers, durable.opening}};
-    Budgets budgets{dispatch, machine,           view_table,
-                    recorder, tensors.placement, copies.snapshots,
+    DurableRoom durable{{ground, restored},
+                        {ground, restored, tensors.zeros, tensors.registry, ranks.shards,
+                         ranks.collectives, optimizers, durable.opening}};
+    Budgets budgets{ground,   tensors.placement, copies.snapshots,
                     restored, addresses.sink,    planning.prefetcher};
-    ReportRoom report{{dispatch, handles, machine, view_table, errors, recorder, addresses.metadata,
-                       meters, planning.plans, victims, optimizers, calls.reductions, calls.steps},
-                      {dispatch, machine, errors, recorder, optimizers, report.reporter, meters}};
+    ReportRoom report{{ground, addresses.metadata, meters, planning.plans, victims, optimizers,
+                       calls.reductions, calls.steps},
+                      {ground, optimizers, report.reporter, meters}};
 
 private:
     Runtime(const stw_runtime_options &options, stw_runtime *handle, uint64_t whole_blocks);

@@ -4,14 +4,11 @@
 #include "lib/runtime/optimizers/table.h"
 
 #include "lib/runtime/addresses/sink.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/dispatch/errors.h"
 #include "lib/runtime/group/processors.h"
 #include "lib/runtime/group/state.h"
-#include "lib/runtime/machine/machine.h"
 #include "lib/runtime/ranks/collectives.h"
 #include "lib/runtime/ranks/sums.h"
-#include "lib/runtime/recording/recorder.h"
+#include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/restored/restored.h"
 #include "lib/runtime/tensors/placement.h"
 #include "lib/runtime/tensors/registry.h"
@@ -95,6 +92,23 @@ Status OptimizerTable::open_update(uint32_t asked)
     return {};
 }
 
+namespace {
+
+// The names are the caller's and end with the call.
+void take_custom(const stw_custom_update &custom, OptimizerBody *body)
+{
+    body->custom = custom;
+    for (uint32_t i = 0; i < custom.state_count; ++i) {
+        body->custom_names.emplace_back(custom.state_names[i]);
+    }
+    for (const std::string &name : body->custom_names) {
+        body->custom_pointers.push_back(name.c_str());
+    }
+    body->custom.state_names = body->custom_pointers.data();
+}
+
+}  // namespace
+
 Status OptimizerTable::create_optimizer(const stw_optimizer_options &options,
                                         stw_optimizer **optimizer_out)
 {
@@ -130,14 +144,7 @@ Status OptimizerTable::create_optimizer(const stw_optimizer_options &options,
             return Status::error(STW_ERROR_LIMIT, "a custom update has at most %u states, not %u",
                                  update::kStatesMax, options.custom->state_count);
         }
-        body->custom = *options.custom;
-        for (uint32_t i = 0; i < options.custom->state_count; ++i) {
-            body->custom_names.emplace_back(options.custom->state_names[i]);
-        }
-        for (const std::string &name : body->custom_names) {
-            body->custom_pointers.push_back(name.c_str());
-        }
-        body->custom.state_names = body->custom_pointers.data();
+        take_custom(*options.custom, body.get());
     }
     if (options.state_policy) {
         body->has_policy = true;

@@ -3,13 +3,12 @@
 #pragma once
 
 #include "lib/report/report.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/dispatch/hook.h"
+#include "lib/runtime/recording/ground.h"
 #include "lib/runtime/updates/body.h"
 
 namespace stepwell {
 
-class AccessRecorder;
 class Placement;
 class OwedZeros;
 class RestoredTensors;
@@ -18,20 +17,16 @@ class TensorRegistry;
 class Sleepers;
 class Collectives;
 class Sums;
-class BackgroundErrors;
 class DeviceUpdates;
 class TierAccess;
 
-class OptimizerTable final : public DispatchHook {
+class OptimizerTable final : public DispatchHook, Ground {
 public:
-    OptimizerTable(Dispatcher &dispatch, Machine &machine, AccessRecorder &recorder,
-                   Placement &placement, OwedZeros &zeros, RestoredTensors &restored,
-                   TransferSink &sink, TensorRegistry &registry, Sleepers &sleepers,
-                   Collectives &collectives, Sums &sums, BackgroundErrors &errors,
-                   DeviceUpdates &devices, TierAccess &pieces)
-        : dispatch_(dispatch),
-          machine_(machine),
-          recorder_(recorder),
+    OptimizerTable(const Ground &ground, Placement &placement, OwedZeros &zeros,
+                   RestoredTensors &restored, TransferSink &sink, TensorRegistry &registry,
+                   Sleepers &sleepers, Collectives &collectives, Sums &sums, DeviceUpdates &devices,
+                   TierAccess &pieces)
+        : Ground(ground),
           placement_(placement),
           zeros_(zeros),
           restored_(restored),
@@ -40,7 +35,6 @@ public:
           sleepers_(sleepers),
           collectives_(collectives),
           sums_(sums),
-          errors_(errors),
           devices_(devices),
           pieces_(pieces)
     {
@@ -90,9 +84,6 @@ private:
     [[nodiscard]] Status find_parameter(const OptimizerBody &body, const stw_tensor *parameter,
                                         bool *updated_here) const;
 
-    Dispatcher &dispatch_;
-    Machine &machine_;
-    AccessRecorder &recorder_;
     Placement &placement_;
     OwedZeros &zeros_;
     RestoredTensors &restored_;
@@ -101,7 +92,6 @@ private:
     Sleepers &sleepers_;
     Collectives &collectives_;
     Sums &sums_;
-    BackgroundErrors &errors_;
     DeviceUpdates &devices_;
     TierAccess &pieces_;
 };

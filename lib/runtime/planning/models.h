@@ -2,28 +2,18 @@
 // Copies of what a replay needs: the tensors of a step, the step, the machine.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/planner/model.h"
-#include "lib/schedule/trace/trace.h"
+#include "lib/runtime/recording/ground.h"
+#include "lib/support/status.h"
 
 namespace stepwell {
 
-class HandleTable;
-class AccessRecorder;
 class Meters;
 
-class StepModels final {
+class StepModels final : Ground {
 public:
-    StepModels(Dispatcher &dispatch, HandleTable &handles, Machine &machine,
-               AccessRecorder &recorder, Meters &meters)
-        : dispatch_(dispatch),
-          handles_(handles),
-          machine_(machine),
-          recorder_(recorder),
-          meters_(meters)
-    {
-    }
+    StepModels(const Ground &ground, Meters &meters) : Ground(ground), meters_(meters) {}
     StepModels(const StepModels &) = delete;
     StepModels &operator=(const StepModels &) = delete;
 
@@ -44,10 +34,6 @@ private:
     void make_links(const std::vector<observe::LinkTotal> &totals,
                     schedule::Machine *machine) const;
 
-    Dispatcher &dispatch_;
-    HandleTable &handles_;
-    Machine &machine_;
-    AccessRecorder &recorder_;
     Meters &meters_;
 };
 

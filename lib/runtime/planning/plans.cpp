@@ -5,13 +5,11 @@
 #include "lib/runtime/planning/plans.h"
 
 #include "lib/runtime/addresses/metadata.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
 #include "lib/runtime/planner/asking.h"
 #include "lib/runtime/planner/model.h"
 #include "lib/runtime/planning/models.h"
+#include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/recording/phase.h"
-#include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/tensors/registry.h"
 
 #include <algorithm>

@@ -3,28 +3,21 @@
 #pragma once
 
 #include "lib/profile/tuning.h"
-#include "lib/report/report.h"
-#include "lib/runtime/addresses/metadata.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/addresses/metadata_user.h"
 #include "lib/runtime/planner/planner.h"
+#include "lib/runtime/recording/ground.h"
 
 namespace stepwell {
 
-class AccessRecorder;
+class MetadataBudget;
 class TensorRegistry;
 class StepModels;
 
-class PlanStore final : public MetadataUser {
+class PlanStore final : public MetadataUser, Ground {
 public:
-    PlanStore(Dispatcher &dispatch, Machine &machine, AccessRecorder &recorder,
-              MetadataBudget &metadata, TensorRegistry &registry, StepModels &models)
-        : dispatch_(dispatch),
-          machine_(machine),
-          recorder_(recorder),
-          metadata_(metadata),
-          registry_(registry),
-          models_(models)
+    PlanStore(const Ground &ground, MetadataBudget &metadata, TensorRegistry &registry,
+              StepModels &models)
+        : Ground(ground), metadata_(metadata), registry_(registry), models_(models)
     {
     }
     PlanStore(const PlanStore &) = delete;
@@ -68,9 +61,6 @@ private:
     void fill_plan(const schedule::Plan &plan, report::PlanReport *report) const;
     [[nodiscard]] uint32_t link_between(const schedule::Link &link) const;
 
-    Dispatcher &dispatch_;
-    Machine &machine_;
-    AccessRecorder &recorder_;
     MetadataBudget &metadata_;
     TensorRegistry &registry_;
     StepModels &models_;

@@ -2,25 +2,20 @@
 // Hints for what the next steps will need, once the commands of an event are on their way.
 #pragma once
 
-#include "lib/runtime/addresses/metadata.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/addresses/metadata_user.h"
+#include "lib/runtime/dispatch/hook.h"
+#include "lib/runtime/recording/ground.h"
 #include "lib/runtime/recording/phase.h"
 
 namespace stepwell {
 
-class AccessRecorder;
+class MetadataBudget;
 class PlanStore;
 
-class Prefetcher final : public DispatchHook, public MetadataUser {
+class Prefetcher final : public DispatchHook, public MetadataUser, Ground {
 public:
-    Prefetcher(Dispatcher &dispatch, Machine &machine, AccessRecorder &recorder,
-               MetadataBudget &metadata, PlanStore &plans)
-        : dispatch_(dispatch),
-          machine_(machine),
-          recorder_(recorder),
-          metadata_(metadata),
-          plans_(plans)
+    Prefetcher(const Ground &ground, MetadataBudget &metadata, PlanStore &plans)
+        : Ground(ground), metadata_(metadata), plans_(plans)
     {
     }
     Prefetcher(const Prefetcher &) = delete;
@@ -57,9 +52,6 @@ private:
     void look_ahead_in(uint32_t phase) STW_REQUIRES(runtime_lock);
     bool make_lookahead(Phase &phase) STW_REQUIRES(runtime_lock);
 
-    Dispatcher &dispatch_;
-    Machine &machine_;
-    AccessRecorder &recorder_;
     MetadataBudget &metadata_;
     PlanStore &plans_;
     uint32_t plan_pauses_ STW_GUARDED_BY(runtime_lock) = 0;  // calls that wait for quiet

@@ -3,11 +3,10 @@
 #include "lib/runtime/ranks/collectives.h"
 
 #include "lib/collective/bucket.h"
-#include "lib/runtime/dispatch/dispatcher.h"
 #include "lib/runtime/group/processors.h"
 #include "lib/runtime/group/state.h"
-#include "lib/runtime/machine/machine.h"
 #include "lib/runtime/ranks/memory.h"
+#include "lib/runtime/recording/grounds.h"
 #include "lib/support/assert.h"
 #include "lib/support/signals.h"
 

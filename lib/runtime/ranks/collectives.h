@@ -2,9 +2,7 @@
 // The queue of collectives: each rank starts the same ones in the same order.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
 #include "lib/runtime/group/state.h"
-#include "lib/runtime/machine/machine.h"
 #include "lib/runtime/views/sleepers.h"
 
 namespace stepwell {
@@ -18,10 +16,10 @@ public:
     virtual void run(Collective &work) STW_EXCLUDES(runtime_lock) = 0;
 };
 
-class Collectives final : public DispatchHook, public CallerWork {
+class Collectives final : public DispatchHook, public CallerWork, Ground {
 public:
-    Collectives(Dispatcher &dispatch, Machine &machine, GroupMemory &group_memory)
-        : dispatch_(dispatch), machine_(machine), group_memory_(group_memory)
+    Collectives(const Ground &ground, GroupMemory &group_memory)
+        : Ground(ground), group_memory_(group_memory)
     {
     }
     Collectives(const Collectives &) = delete;
@@ -60,8 +58,6 @@ private:
     void lose_bucket();
     void share_failure();
 
-    Dispatcher &dispatch_;
-    Machine &machine_;
     GroupMemory &group_memory_;
     CollectiveRunner *runners_[Collective::kKinds] = {};
 };

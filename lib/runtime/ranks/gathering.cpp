@@ -7,15 +7,12 @@
 #include "lib/runtime/addresses/addresses.h"
 #include "lib/runtime/addresses/metadata.h"
 #include "lib/runtime/addresses/sink.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/dispatch/errors.h"
 #include "lib/runtime/group/state.h"
-#include "lib/runtime/machine/machine.h"
 #include "lib/runtime/machine/meters.h"
 #include "lib/runtime/ranks/collectives.h"
 #include "lib/runtime/ranks/memory.h"
 #include "lib/runtime/ranks/shards.h"
-#include "lib/runtime/recording/recorder.h"
+#include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/tensors/zeros.h"
 
 #include <algorithm>
@@ -27,20 +24,20 @@ namespace stepwell {
 
 using residency::Access;
 
-namespace {
-
-using collective::kBucketBytes;
-
 // How the tensors of one gather lie in what each rank gives.
-struct Layout {
+struct GatherLayout {
     std::vector<collective::BucketTensor> members;
     collective::Buckets buckets;  // one, or none where nothing has bytes
     uint64_t rank_bytes = 0;
 };
 
-Layout layout_of(const std::vector<stw_tensor *> &tensors, uint32_t ranks)
+namespace {
+
+using collective::kBucketBytes;
+
+GatherLayout layout_of(const std::vector<stw_tensor *> &tensors, uint32_t ranks)
 {
-    Layout layout;
+    GatherLayout layout;
     for (const stw_tensor *tensor : tensors) {
         const collective::Partition &partition = tensor->sharding->partition;
         layout.members.push_back(
@@ -57,11 +54,31 @@ Layout layout_of(const std::vector<stw_tensor *> &tensors, uint32_t ranks)
 
 }  // namespace
 
+// What was gathered together, each to its own tensor.
+Status Wholes::empty_bucket(const Collective &work, const GatherLayout &layout, char *gathered)
+{
+    Status status;
+    std::vector<char *> wholes;
+    for (size_t i = 0; i < work.tensors.size(); ++i) {
+        wholes.push_back(
+            addresses_.bytes_at(work.tensors[i]->sharding->whole, work.start.grants[i]));
+    }
+    for (const collective::Bucket &bucket : layout.buckets.list) {
+        for (const collective::BucketCopy &copy : collective::bucket_copies(
+                 layout.buckets, bucket, layout.members, machine_.ranks->group.size())) {
+            if (!status.ok()) break;
+            status = group_memory_.move_bytes(wholes[copy.tensor] + copy.whole_offset,
+                                              gathered + copy.bucket_offset, copy.bytes);
+        }
+    }
+    return status;
+}
+
 void Wholes::run_gather(Collective &work)
 {
     const gathering::StartGather &start = work.start;
     const collective::Group &group = machine_.ranks->group;
-    const Layout layout = layout_of(work.tensors, group.size());
+    const GatherLayout layout = layout_of(work.tensors, group.size());
     const uint64_t rank_bytes = layout.rank_bytes;
     const bool alone = work.tensors.size() == 1;
     const bool in_bucket = rank_bytes * group.size() <= kBucketBytes;
@@ -103,21 +120,7 @@ void Wholes::run_gather(Collective &work)
         status = machine_.ranks->group.all_gather(shard, gathered, rank_bytes);
     }
     meters_.record_ranks(work.tensors[0]->id, begin, before);
-    if (status.ok() && !alone && !start.absent) {
-        std::vector<char *> wholes;
-        for (size_t i = 0; i < work.tensors.size(); ++i) {
-            wholes.push_back(
-                addresses_.bytes_at(work.tensors[i]->sharding->whole, start.grants[i]));
-        }
-        for (const collective::Bucket &bucket : layout.buckets.list) {
-            for (const collective::BucketCopy &copy :
-                 collective::bucket_copies(layout.buckets, bucket, layout.members, group.size())) {
-                if (!status.ok()) break;
-                status = group_memory_.move_bytes(wholes[copy.tensor] + copy.whole_offset,
-                                                  gathered + copy.bucket_offset, copy.bytes);
-            }
-        }
-    }
+    if (status.ok() && !alone && !start.absent) status = empty_bucket(work, layout, gathered);
     // What the engine may still write to is nobody's any more.
     if (machine_.ranks->group.holds_memory()) return lose_gather(work, status);
     if (lies) shards_.give_pieces(pinned, pin, false);

@@ -6,9 +6,8 @@
 // small tensors share is the end of the arena, so all that the engine sees lies in there.
 #include "lib/runtime/ranks/memory.h"
 
-#include "lib/runtime/dispatch/dispatcher.h"
 #include "lib/runtime/group/state.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/views/streams.h"
 
 #include <algorithm>

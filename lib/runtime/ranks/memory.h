@@ -2,8 +2,9 @@
 // Memory that collectives work on: the host's, or a device's whose engine the group has.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/dispatch/waiter.h"
+#include "lib/runtime/recording/ground.h"
+#include "lib/support/status.h"
 
 #include <functional>
 
@@ -11,12 +12,9 @@ namespace stepwell {
 
 class StreamOrder;
 
-class GroupMemory final {
+class GroupMemory final : Ground {
 public:
-    GroupMemory(Dispatcher &dispatch, Machine &machine, StreamOrder &streams)
-        : dispatch_(dispatch), machine_(machine), streams_(streams)
-    {
-    }
+    GroupMemory(const Ground &ground, StreamOrder &streams) : Ground(ground), streams_(streams) {}
     GroupMemory(const GroupMemory &) = delete;
     GroupMemory &operator=(const GroupMemory &) = delete;
 
@@ -34,8 +32,6 @@ private:
     [[nodiscard]] bool is_of_group(const void *memory) const;
     Status order_copy(const void *memory, uint64_t bytes, bool writes, uint32_t copies);
 
-    Dispatcher &dispatch_;
-    Machine &machine_;
     StreamOrder &streams_;
 };
 

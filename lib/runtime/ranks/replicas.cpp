@@ -5,16 +5,13 @@
 #include "lib/runtime/ranks/sums.h"
 
 #include "lib/runtime/addresses/addresses.h"
-#include "lib/runtime/dispatch/dispatcher.h"
 #include "lib/runtime/group/state.h"
-#include "lib/runtime/handles/table.h"
-#include "lib/runtime/machine/machine.h"
 #include "lib/runtime/machine/meters.h"
 #include "lib/runtime/ranks/collectives.h"
 #include "lib/runtime/ranks/memory.h"
 #include "lib/runtime/ranks/shards.h"
 #include "lib/runtime/ranks/wholes.h"
-#include "lib/runtime/recording/recorder.h"
+#include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/tensors/buffers.h"
 #include "lib/runtime/updates/tiers.h"
 

@@ -2,10 +2,9 @@
 #include "lib/runtime/ranks/shards.h"
 
 #include "lib/runtime/addresses/addresses.h"
-#include "lib/runtime/dispatch/dispatcher.h"
 #include "lib/runtime/group/state.h"
-#include "lib/runtime/machine/machine.h"
 #include "lib/runtime/ranks/memory.h"
+#include "lib/runtime/recording/grounds.h"
 
 namespace stepwell {
 
@@ -17,16 +16,7 @@ Status Shards::take_pieces(Waiter &waiter, residency::FetchAsked &asked)
 {
     asked.flags |= residency::kFetchInternal | residency::kFetchWaitRoom;
     asked.deadline = std::min(asked.deadline, dispatch_.now() + machine_.ranks->group.timeout_ns());
-    waiter.grants.clear();
-    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
-        waiter.done = false;
-        waiter.fetch = core.fetch(asked, dispatch_.now(), out);
-        dispatch_.expect(waiter);
-        dispatch_.arm_timer(asked.deadline);
-    });
-    MutexLock lock(dispatch_.mutex());
-    while (!waiter.done) waiter.cv.wait(dispatch_.mutex());
-    return std::move(waiter.status);
+    return dispatch_.fetch_pieces(waiter, asked);
 }
 
 void Shards::give_pieces(const Waiter &waiter, const residency::FetchAsked &asked, bool abandon)

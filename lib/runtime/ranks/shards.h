@@ -2,19 +2,19 @@
 // This rank's shards, in pieces: fetched for collectives, copied, hinted.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/dispatch/waiter.h"
+#include "lib/runtime/recording/ground.h"
+#include "lib/support/status.h"
 
 namespace stepwell {
 
 class AddressTable;
 class GroupMemory;
 
-class Shards final {
+class Shards final : Ground {
 public:
-    Shards(Dispatcher &dispatch, Machine &machine, AddressTable &addresses,
-           GroupMemory &group_memory)
-        : dispatch_(dispatch), machine_(machine), addresses_(addresses), group_memory_(group_memory)
+    Shards(const Ground &ground, AddressTable &addresses, GroupMemory &group_memory)
+        : Ground(ground), addresses_(addresses), group_memory_(group_memory)
     {
     }
     Shards(const Shards &) = delete;
@@ -32,8 +32,6 @@ private:
                           residency::FetchAsked *asked_out);
     void hint_shards();
 
-    Dispatcher &dispatch_;
-    Machine &machine_;
     AddressTable &addresses_;
     GroupMemory &group_memory_;
 };

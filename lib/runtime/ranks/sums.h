@@ -2,9 +2,6 @@
 // What is summed over ranks: gradients, their norms, and whether all ranks can.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/handles/views.h"
-#include "lib/runtime/machine/machine.h"
 #include "lib/runtime/ranks/collectives.h"
 #include "lib/runtime/views/ends.h"
 
@@ -12,7 +9,6 @@ namespace stepwell {
 
 class SmallSums;
 struct OptimizerBody;
-class AccessRecorder;
 class AddressTable;
 class PrivateBuffers;
 class TierAccess;
@@ -22,14 +18,12 @@ class Shards;
 class Collectives;
 class Wholes;
 
-class Sums final : ViewKind, CollectiveRunner {
+class Sums final : ViewKind, CollectiveRunner, Ground {
 public:
-    Sums(Dispatcher &dispatch, Machine &machine, AccessRecorder &recorder, AddressTable &addresses,
-         PrivateBuffers &buffers, TierAccess &pieces, Meters &meters, GroupMemory &group_memory,
-         Shards &shards, Collectives &collectives, Wholes &wholes)
-        : dispatch_(dispatch),
-          machine_(machine),
-          recorder_(recorder),
+    Sums(const Ground &ground, AddressTable &addresses, PrivateBuffers &buffers, TierAccess &pieces,
+         Meters &meters, GroupMemory &group_memory, Shards &shards, Collectives &collectives,
+         Wholes &wholes)
+        : Ground(ground),
           addresses_(addresses),
           buffers_(buffers),
           pieces_(pieces),
@@ -73,9 +67,6 @@ private:
                                   const std::vector<stw_tensor *> &parameters,
                                   const update::StepOptions &step);
 
-    Dispatcher &dispatch_;
-    Machine &machine_;
-    AccessRecorder &recorder_;
     AddressTable &addresses_;
     PrivateBuffers &buffers_;
     TierAccess &pieces_;

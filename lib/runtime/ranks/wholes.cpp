@@ -1,21 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Wholes, as the program fetches and releases them: what the ledger decides in the call, and views.
 #include "lib/runtime/ranks/wholes.h"
-#include "lib/runtime/handles/table.h"
 
 #include "lib/runtime/addresses/addresses.h"
 #include "lib/runtime/addresses/metadata.h"
 #include "lib/runtime/addresses/sink.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/dispatch/errors.h"
 #include "lib/runtime/dispatch/snapshot.h"
 #include "lib/runtime/group/state.h"
-#include "lib/runtime/machine/machine.h"
 #include "lib/runtime/machine/meters.h"
 #include "lib/runtime/ranks/collectives.h"
 #include "lib/runtime/ranks/memory.h"
 #include "lib/runtime/ranks/shards.h"
-#include "lib/runtime/recording/recorder.h"
+#include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/tensors/zeros.h"
 #include "lib/support/assert.h"
 
@@ -174,7 +170,7 @@ Status Wholes::ask_wholes(Waiter &waiter)
         const uint64_t call = machine_.ranks->queue.gathers.fetch(wholes, access, waiter.owner,
                                                                   dispatch_.now(), out, absent);
         machine_.ranks->queue.calls[call] = {&waiter, wholes, access, absent};
-        waiter.whole_call = call;
+        waiter.whole.call = call;
         queue_gathers();
     });
     return status;
@@ -228,7 +224,7 @@ RankQueue::Call RankQueue::end_call(uint64_t number)
     Call call = std::move(found->second);
     calls.erase(found);
     if (!call.waiter) return call;
-    call.waiter->whole_call = 0;
+    call.waiter->whole.call = 0;
     if (call.waiter->asynchronous) granted.push_back(call.waiter);
     return call;
 }
@@ -240,7 +236,7 @@ void Wholes::answer_call(gathering::WholeGranted granted, Commands &out)
     nothing.place = machine_.ranks->place;
     if (call.absent) granted.grants.assign(call.wholes.size(), nothing);
     if (call.waiter) {
-        call.waiter->whole_grants = std::move(granted.grants);
+        call.waiter->whole.grants = std::move(granted.grants);
         return;
     }
     for (size_t i = 0; i < call.wholes.size(); ++i) {
@@ -254,9 +250,9 @@ void Wholes::refuse_call(gathering::WholeRefused refused, Commands &out)
 {
     const RankQueue::Call call = machine_.ranks->queue.end_call(refused.call);
     if (call.waiter) {
-        call.waiter->whole_refused = refused.pinned;
-        call.waiter->whole_spoilt = refused.spoils;
-        call.waiter->whole_status = std::move(refused.status);
+        call.waiter->whole.refused = refused.pinned;
+        call.waiter->whole.invalidated = refused.spoils;
+        call.waiter->whole.status = std::move(refused.status);
     } else if (refused.pinned) {
         for (const WholeId whole : call.wholes) {
             machine_.ranks->queue.gathers.release(whole, call.access, nullptr, dispatch_.now(), out,
@@ -268,10 +264,10 @@ void Wholes::refuse_call(gathering::WholeRefused refused, Commands &out)
 // Who waited does not any more: what comes is given back when it comes.
 void Wholes::give_up_wholes(Waiter &waiter)
 {
-    if (waiter.whole_call == 0) return;
-    const auto found = machine_.ranks->queue.calls.find(waiter.whole_call);
+    if (waiter.whole.call == 0) return;
+    const auto found = machine_.ranks->queue.calls.find(waiter.whole.call);
     if (found != machine_.ranks->queue.calls.end()) found->second.waiter = nullptr;
-    waiter.whole_call = 0;
+    waiter.whole.call = 0;
 }
 
 // Blocks. What was gathered is the waiter's.
@@ -281,16 +277,16 @@ Status Wholes::fetch_wholes(Waiter &waiter)
     MutexLock lock(dispatch_.mutex());
     const residency::Instant begin = dispatch_.now();
     const bool answered = collectives_.wait_ranks(waiter.begin, waiter.deadline,
-                                                  [&] { return waiter.whole_call == 0; });
+                                                  [&] { return waiter.whole.call == 0; });
     recorder_.add_stall_of(waiter.plan.step, observe::Stall::kCollective,
                            waiter.plan.gathered[0].tensor->id, begin, dispatch_.now());
     if (answered) {
         lock.unlock();
-        if (waiter.whole_refused) {
+        if (waiter.whole.refused) {
             dispatch_.act([&](Core &, Commands &out)
                               STW_REQUIRES(runtime_lock) { release_refused(waiter, out); });
         }
-        return waiter.whole_status;
+        return waiter.whole.status;
     }
     give_up_wholes(waiter);
     STW_TRY(dispatch_.interrupted_since(waiter.begin));
@@ -303,31 +299,31 @@ Status Wholes::fetch_wholes(Waiter &waiter)
 // Views that are not opened after all. Under the lock.
 void Wholes::release_wholes(Waiter &waiter, Commands &out)
 {
-    for (size_t i = 0; i < waiter.whole_grants.size(); ++i) {
+    for (size_t i = 0; i < waiter.whole.grants.size(); ++i) {
         const Range &range = waiter.plan.gathered[i];
         machine_.ranks->queue.gathers.release(
             range.tensor->sharding->whole_id, access_of(range.access),
-            is_absent(waiter.plan) ? nullptr : &waiter.whole_grants[i], dispatch_.now(), out,
+            is_absent(waiter.plan) ? nullptr : &waiter.whole.grants[i], dispatch_.now(), out,
             end_of(range.access == STW_WRITE));
     }
-    waiter.whole_grants.clear();
+    waiter.whole.grants.clear();
 }
 
 // What was gathered in vain, where the program learns of it: pins end by the order of calls, which
 // is the same on all ranks, and not by when the failure came. Under the lock.
 void Wholes::release_refused(Waiter &waiter, Commands &out)
 {
-    if (!std::exchange(waiter.whole_refused, false)) return;
+    if (!std::exchange(waiter.whole.refused, false)) return;
     for (const Range &range : waiter.plan.gathered) {
         machine_.ranks->queue.gathers.release(range.tensor->sharding->whole_id,
                                               access_of(range.access), nullptr, dispatch_.now(),
-                                              out, end_of(waiter.whole_spoilt));
+                                              out, end_of(waiter.whole.invalidated));
     }
 }
 
 void Wholes::undo_wholes(Waiter &waiter)
 {
-    if (waiter.whole_grants.empty()) return;
+    if (waiter.whole.grants.empty()) return;
     dispatch_.act([&](Core &, Commands &out)
                       STW_REQUIRES(runtime_lock) { release_wholes(waiter, out); });
 }
@@ -337,7 +333,7 @@ bool Wholes::end_wholes_early(Waiter &waiter, Commands &out)
 {
     if (!machine_.ranks) return false;
     const bool granted = std::erase(machine_.ranks->queue.granted, &waiter) > 0;
-    if (waiter.whole_call == 0 && !granted) return false;
+    if (waiter.whole.call == 0 && !granted) return false;
     give_up_wholes(waiter);
     release_wholes(waiter, out);
     waiter.status = cancelled();

@@ -2,18 +2,12 @@
 // Gathered tensors: fetched and released by the program, gathered and kept by collectives.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/handles/views.h"
-#include "lib/runtime/machine/machine.h"
 #include "lib/runtime/ranks/collectives.h"
 #include "lib/runtime/tensors/registry.h"
 #include "lib/runtime/views/ends.h"
 
 namespace stepwell {
 
-class BackgroundErrors;
-class HandleTable;
-class AccessRecorder;
 class AddressTable;
 class MetadataBudget;
 class TransferSink;
@@ -23,17 +17,14 @@ class GroupMemory;
 class Shards;
 class Collectives;
 
-class Wholes final : public DispatchHook, public ShardObserver, ViewKind, CollectiveRunner {
+struct GatherLayout;
+
+class Wholes final : public DispatchHook, public ShardObserver, ViewKind, CollectiveRunner, Ground {
 public:
-    Wholes(Dispatcher &dispatch, Machine &machine, HandleTable &handles, BackgroundErrors &errors,
-           AccessRecorder &recorder, AddressTable &addresses, MetadataBudget &metadata,
+    Wholes(const Ground &ground, AddressTable &addresses, MetadataBudget &metadata,
            TransferSink &sink, OwedZeros &zeros, Meters &meters, GroupMemory &group_memory,
            Shards &shards, Collectives &collectives)
-        : dispatch_(dispatch),
-          machine_(machine),
-          handles_(handles),
-          errors_(errors),
-          recorder_(recorder),
+        : Ground(ground),
           addresses_(addresses),
           metadata_(metadata),
           sink_(sink),
@@ -56,6 +47,7 @@ public:
     void undo_wholes(Waiter &waiter);
     void release_refused(Waiter &waiter, Commands &out) STW_REQUIRES(runtime_lock);
     bool end_wholes_early(Waiter &waiter, Commands &out) STW_REQUIRES(runtime_lock);
+    Status empty_bucket(const Collective &work, const GatherLayout &layout, char *gathered);
     void run_gather(Collective &work);
     Status make_bucket(uint64_t bytes);
     void run_keep(Collective &work);
@@ -86,11 +78,6 @@ private:
                            uint64_t rank_bytes);
     bool pin_shard(const Collective &work, Waiter &waiter, residency::FetchAsked &pin);
 
-    Dispatcher &dispatch_;
-    Machine &machine_;
-    HandleTable &handles_;
-    BackgroundErrors &errors_;
-    AccessRecorder &recorder_;
     AddressTable &addresses_;
     MetadataBudget &metadata_;
     TransferSink &sink_;

@@ -2,10 +2,8 @@
 // What the runtime keeps of a phase. Under the runtime's lock.
 #pragma once
 
-#include "lib/observe/step_stats.h"
 #include "lib/runtime/planner/asking.h"
 #include "lib/schedule/lookahead/lookahead.h"
-#include "lib/schedule/plan/plan.h"
 
 #include <memory>
 

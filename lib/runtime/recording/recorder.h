@@ -7,8 +7,6 @@
 #include "lib/runtime/dispatch/dispatcher.h"
 #include "lib/runtime/machine/machine.h"
 #include "lib/runtime/recording/phase.h"
-#include "lib/schedule/plan/plan.h"
-#include "lib/schedule/trace/trace.h"
 
 namespace stepwell {
 

@@ -4,13 +4,10 @@
 #include "lib/runtime/report/page.h"
 
 #include "lib/report/live.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/dispatch/errors.h"
-#include "lib/runtime/machine/machine.h"
 #include "lib/runtime/machine/meters.h"
 #include "lib/runtime/optimizers/table.h"
+#include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/recording/phase.h"
-#include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/report/reporter.h"
 #include "lib/runtime/report/stats_page.h"
 
@@ -29,16 +26,9 @@ struct Stats {
     bool published = false;
 };
 
-StatsPublisher::StatsPublisher(Dispatcher &dispatch, Machine &machine, BackgroundErrors &errors,
-                               AccessRecorder &recorder, OptimizerTable &optimizers,
-                               Reporter &reporter, Meters &meters)
-    : dispatch_(dispatch),
-      machine_(machine),
-      errors_(errors),
-      recorder_(recorder),
-      optimizers_(optimizers),
-      reporter_(reporter),
-      meters_(meters)
+StatsPublisher::StatsPublisher(const Ground &ground, OptimizerTable &optimizers, Reporter &reporter,
+                               Meters &meters)
+    : Ground(ground), optimizers_(optimizers), reporter_(reporter), meters_(meters)
 {
 }
 

@@ -2,23 +2,20 @@
 // The page of statistics that `stepwell top` reads.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/dispatch/hook.h"
+#include "lib/runtime/recording/ground.h"
 
 namespace stepwell {
 
-class BackgroundErrors;
-class AccessRecorder;
 class OptimizerTable;
 class Reporter;
 class Meters;
 
 struct Stats;
 
-class StatsPublisher final : public DispatchHook {
+class StatsPublisher final : public DispatchHook, Ground {
 public:
-    StatsPublisher(Dispatcher &dispatch, Machine &machine, BackgroundErrors &errors,
-                   AccessRecorder &recorder, OptimizerTable &optimizers, Reporter &reporter,
+    StatsPublisher(const Ground &ground, OptimizerTable &optimizers, Reporter &reporter,
                    Meters &meters);
     StatsPublisher(const StatsPublisher &) = delete;
     StatsPublisher &operator=(const StatsPublisher &) = delete;
@@ -35,10 +32,6 @@ public:
 private:
     void publish_stats();
 
-    Dispatcher &dispatch_;
-    Machine &machine_;
-    BackgroundErrors &errors_;
-    AccessRecorder &recorder_;
     OptimizerTable &optimizers_;
     Reporter &reporter_;
     Meters &meters_;

@@ -5,17 +5,12 @@
 #include "lib/runtime/addresses/metadata.h"
 #include "lib/runtime/calls/reductions.h"
 #include "lib/runtime/calls/steps.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/dispatch/errors.h"
 #include "lib/runtime/group/state.h"
-#include "lib/runtime/handles/table.h"
-#include "lib/runtime/handles/views.h"
-#include "lib/runtime/machine/machine.h"
 #include "lib/runtime/machine/meters.h"
 #include "lib/runtime/optimizers/table.h"
 #include "lib/runtime/planning/plans.h"
+#include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/recording/phase.h"
-#include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/victims/scoring.h"
 #include "lib/runtime/victims/victims.h"
 
@@ -217,6 +212,37 @@ void Reporter::report_drivers(report::ReportData &data)
     }
 }
 
+// What is said of single tensors: sums in half precision, accesses without a view.
+void Reporter::report_tensors(report::ReportData &data) const
+{
+    for (const stw_tensor *tensor = handles_.first(); tensor; tensor = tensor->notes.next) {
+        const uint64_t contributions = tensor->notes.contributions;
+        if (contributions == 0 || tensor->dtype == STW_F32) continue;
+        data.half_sums.push_back({tensor->name, tensor->dtype, contributions});
+    }
+    for (const stw_tensor *tensor = handles_.first(); tensor; tensor = tensor->notes.next) {
+        const TensorNotes &notes = tensor->notes;
+        if (notes.read_touches + notes.write_touches == 0) continue;
+        data.touches.push_back({tensor->name, notes.read_touches, notes.write_touches});
+    }
+}
+
+void Reporter::report_phases(report::ReportData &data) const
+{
+    for (uint32_t i = 0; i < recorder_.phases.size(); ++i) {
+        const Phase &from = *recorder_.phases[i];
+        report::PhaseReport phase;
+        phase.name = from.name;
+        phase.number = i;
+        phase.steps = from.totals.steps();
+        phase.aborted = from.aborted;
+        phase.last = from.totals.last();
+        phase.mean = from.totals.mean();
+        phase.last_bound = from.totals.last_bound();
+        data.phases.push_back(std::move(phase));
+    }
+}
+
 void Reporter::fill_report(report::ReportData &data)
 {
     data.name = machine_.name;
@@ -253,27 +279,8 @@ void Reporter::fill_report(report::ReportData &data)
     data.update.bytes = update.read_bytes + update.written_bytes;
     data.update.busy_ns = update.busy_ns;
     data.update.threads = optimizers_.update_threads;
-    for (const stw_tensor *tensor = handles_.first(); tensor; tensor = tensor->notes.next) {
-        const uint64_t contributions = tensor->notes.contributions;
-        if (contributions == 0 || tensor->dtype == STW_F32) continue;
-        data.half_sums.push_back({tensor->name, tensor->dtype, contributions});
-    }
-    for (const stw_tensor *tensor = handles_.first(); tensor; tensor = tensor->notes.next) {
-        const TensorNotes &notes = tensor->notes;
-        if (notes.read_touches + notes.write_touches == 0) continue;
-        data.touches.push_back({tensor->name, notes.read_touches, notes.write_touches});
-    }
-    for (uint32_t i = 0; i < recorder_.phases.size(); ++i) {
-        report::PhaseReport phase;
-        phase.name = recorder_.phases[i]->name;
-        phase.number = i;
-        phase.steps = recorder_.phases[i]->totals.steps();
-        phase.aborted = recorder_.phases[i]->aborted;
-        phase.last = recorder_.phases[i]->totals.last();
-        phase.mean = recorder_.phases[i]->totals.mean();
-        phase.last_bound = recorder_.phases[i]->totals.last_bound();
-        data.phases.push_back(std::move(phase));
-    }
+    report_tensors(data);
+    report_phases(data);
     plans_.report_plans(data);
     data.errors_total = errors_.count();
     for (const auto &[tensor, status] : errors_.by_tensor()) {

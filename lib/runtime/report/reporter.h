@@ -3,15 +3,12 @@
 #pragma once
 
 #include "lib/report/report.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/dispatch/waiter.h"
+#include "lib/runtime/recording/ground.h"
+#include "lib/support/status.h"
 
 namespace stepwell {
 
-class HandleTable;
-class ViewTable;
-class BackgroundErrors;
-class AccessRecorder;
 class MetadataBudget;
 class Meters;
 class PlanStore;
@@ -20,18 +17,12 @@ class OptimizerTable;
 class Reductions;
 class Steps;
 
-class Reporter final {
+class Reporter final : Ground {
 public:
-    Reporter(Dispatcher &dispatch, HandleTable &handles, Machine &machine, ViewTable &views,
-             BackgroundErrors &errors, AccessRecorder &recorder, MetadataBudget &metadata,
-             Meters &meters, PlanStore &plans, VictimPolicy &victims, OptimizerTable &optimizers,
-             Reductions &reductions, Steps &steps)
-        : dispatch_(dispatch),
-          handles_(handles),
-          machine_(machine),
-          views_(views),
-          errors_(errors),
-          recorder_(recorder),
+    Reporter(const Ground &ground, MetadataBudget &metadata, Meters &meters, PlanStore &plans,
+             VictimPolicy &victims, OptimizerTable &optimizers, Reductions &reductions,
+             Steps &steps)
+        : Ground(ground),
           metadata_(metadata),
           meters_(meters),
           plans_(plans),
@@ -55,17 +46,13 @@ public:
 
 private:
     void fill_report(report::ReportData &data);
+    void report_tensors(report::ReportData &data) const STW_REQUIRES(runtime_lock);
+    void report_phases(report::ReportData &data) const STW_REQUIRES(runtime_lock);
     void report_drivers(report::ReportData &data);
     void report_waste(report::ReportData &data) const STW_REQUIRES(runtime_lock);
     void report_history(report::HistoryData &data) const STW_REQUIRES(runtime_lock);
     [[nodiscard]] std::vector<report::TensorName> tensor_names() const STW_REQUIRES(runtime_lock);
 
-    Dispatcher &dispatch_;
-    HandleTable &handles_;
-    Machine &machine_;
-    ViewTable &views_;
-    BackgroundErrors &errors_;
-    AccessRecorder &recorder_;
     MetadataBudget &metadata_;
     Meters &meters_;
     PlanStore &plans_;

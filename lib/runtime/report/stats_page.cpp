@@ -3,6 +3,8 @@
 // write to it later cannot fail.
 #include "lib/runtime/report/stats_page.h"
 
+#include "lib/runtime/recording/grounds.h"
+
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>

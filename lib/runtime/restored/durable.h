@@ -3,7 +3,6 @@
 // resumed one says of tensors that the program has not made yet.
 #pragma once
 
-#include "lib/collective/commit.h"
 #include "lib/runtime/handles/handles.h"
 #include "lib/store/generations.h"
 

@@ -4,8 +4,7 @@
 #include "lib/runtime/restored/restored.h"
 
 #include "lib/runtime/addresses/sink.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/restored/durable.h"
 
 #include <algorithm>

@@ -4,19 +4,13 @@
 #pragma once
 
 #include "lib/runtime/addresses/sink.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
 #include "lib/runtime/restored/durable.h"
-#include "lib/store/manifest.h"
 
 namespace stepwell {
 
-class RestoredTensors final : public PackObserver {
+class RestoredTensors final : public PackObserver, Ground {
 public:
-    RestoredTensors(Dispatcher &dispatch, Machine &machine, TransferSink &sink)
-        : dispatch_(dispatch), machine_(machine), sink_(sink)
-    {
-    }
+    RestoredTensors(const Ground &ground, TransferSink &sink) : Ground(ground), sink_(sink) {}
     RestoredTensors(const RestoredTensors &) = delete;
     RestoredTensors &operator=(const RestoredTensors &) = delete;
 
@@ -50,8 +44,6 @@ private:
                                              const std::string &words, stw_tensor *tensor)
         STW_REQUIRES(runtime_lock);
 
-    Dispatcher &dispatch_;
-    Machine &machine_;
     TransferSink &sink_;
 };
 

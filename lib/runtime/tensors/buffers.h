@@ -2,9 +2,10 @@
 // Buffers of the library behind views that sum or convert: made, summed into their gradient, destroyed.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/handles/views.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/recording/ground.h"
+#include "lib/support/status.h"
 
 namespace stepwell {
 
@@ -13,12 +14,11 @@ class MetadataBudget;
 class Placement;
 class TransferSink;
 
-class PrivateBuffers final {
+class PrivateBuffers final : Ground {
 public:
-    PrivateBuffers(Dispatcher &dispatch, Machine &machine, AddressTable &addresses,
-                   MetadataBudget &metadata, Placement &placement, TransferSink &sink)
-        : dispatch_(dispatch),
-          machine_(machine),
+    PrivateBuffers(const Ground &ground, AddressTable &addresses, MetadataBudget &metadata,
+                   Placement &placement, TransferSink &sink)
+        : Ground(ground),
           addresses_(addresses),
           metadata_(metadata),
           placement_(placement),
@@ -38,8 +38,6 @@ public:
         STW_REQUIRES(runtime_lock);
 
 private:
-    Dispatcher &dispatch_;
-    Machine &machine_;
     AddressTable &addresses_;
     MetadataBudget &metadata_;
     Placement &placement_;

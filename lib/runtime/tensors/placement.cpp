@@ -4,9 +4,8 @@
 #include "lib/runtime/tensors/placement.h"
 
 #include "lib/report/report.h"
-#include "lib/runtime/dispatch/dispatcher.h"
 #include "lib/runtime/dispatch/snapshot.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/recording/grounds.h"
 
 namespace stepwell {
 

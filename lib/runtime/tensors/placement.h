@@ -3,15 +3,16 @@
 // on current residency.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/machine/machine.h"
+#include "lib/runtime/recording/ground.h"
+#include "lib/support/status.h"
 
 namespace stepwell {
 
-class Placement final {
+class Placement final : Ground {
 public:
-    Placement(Dispatcher &dispatch, Machine &machine, uint32_t preset_of_all)
-        : preset(preset_of_all), dispatch_(dispatch), machine_(machine)
+    Placement(const Ground &ground, uint32_t preset_of_all) : Ground(ground), preset(preset_of_all)
     {
     }
     Placement(const Placement &) = delete;
@@ -36,8 +37,6 @@ public:
     [[nodiscard]] Status fits(const std::vector<Range> &ranges) const STW_EXCLUDES(runtime_lock);
 
 private:
-    Dispatcher &dispatch_;
-    Machine &machine_;
 };
 
 }  // namespace stepwell

@@ -6,13 +6,8 @@
 #include "lib/runtime/addresses/addresses.h"
 #include "lib/runtime/addresses/metadata.h"
 #include "lib/runtime/addresses/sink.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/dispatch/errors.h"
 #include "lib/runtime/group/state.h"
-#include "lib/runtime/handles/table.h"
-#include "lib/runtime/handles/views.h"
-#include "lib/runtime/machine/machine.h"
-#include "lib/runtime/recording/recorder.h"
+#include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/restored/restored.h"
 #include "lib/runtime/tensors/placement.h"
 #include "lib/runtime/tensors/zeros.h"
@@ -204,6 +199,28 @@ void fill_handle(const stw_tensor_spec &spec, uint64_t elements, uint64_t bytes,
 
 }  // namespace
 
+Status TensorRegistry::fill_spec(const stw_tensor_spec &spec, const Sharding *sharding,
+                                 uint64_t elements, residency::TensorSpec *wanted) const
+{
+    wanted->align_bytes = spec.align_bytes ? spec.align_bytes : 256;
+    wanted->role = spec.role;
+    wanted->neighbour = spec.neighbour;
+    // Where there is nothing of a tensor there is nothing to write before it is read either.
+    wanted->reads_zero = (spec.flags & STW_TENSOR_ZERO) != 0 || elements == 0;
+    wanted->read_only = (spec.flags & STW_TENSOR_READ_ONLY) != 0;
+    wanted->guarded = (spec.flags & STW_TENSOR_NO_ADDRESS) == 0;
+    if (spec.flags & STW_TENSOR_FIXED_ADDRESS) {
+        STW_TRY(check_fixed_address(spec, sharding));
+        wanted->no_packing = machine_.touches ||
+                             std::any_of(machine_.tiers.begin(), machine_.tiers.end(),
+                                         [](const memory::Tier &place) { return place.aliases; });
+    }
+    STW_TRY(placement_.to_policy(spec.policy, spec.role, &wanted->policy));
+    STW_TRY(restored_.check_durable(spec, wanted->policy));
+    wanted->durable = (spec.flags & STW_TENSOR_DURABLE) != 0;
+    return {};
+}
+
 Status TensorRegistry::create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out)
 {
     uint64_t elements = 0;
@@ -218,22 +235,7 @@ Status TensorRegistry::create_one(const stw_tensor_spec &spec, stw_tensor **tens
     residency::TensorSpec wanted;
     wanted.name = name;
     wanted.bytes = std::max<uint64_t>(bytes, 1);
-    wanted.align_bytes = spec.align_bytes ? spec.align_bytes : 256;
-    wanted.role = spec.role;
-    wanted.neighbour = spec.neighbour;
-    // Where there is nothing of a tensor there is nothing to write before it is read either.
-    wanted.reads_zero = (spec.flags & STW_TENSOR_ZERO) != 0 || elements == 0;
-    wanted.read_only = (spec.flags & STW_TENSOR_READ_ONLY) != 0;
-    wanted.guarded = (spec.flags & STW_TENSOR_NO_ADDRESS) == 0;
-    if (spec.flags & STW_TENSOR_FIXED_ADDRESS) {
-        STW_TRY(check_fixed_address(spec, sharding.get()));
-        wanted.no_packing = machine_.touches ||
-                            std::any_of(machine_.tiers.begin(), machine_.tiers.end(),
-                                        [](const memory::Tier &place) { return place.aliases; });
-    }
-    STW_TRY(placement_.to_policy(spec.policy, spec.role, &wanted.policy));
-    STW_TRY(restored_.check_durable(spec, wanted.policy));
-    wanted.durable = (spec.flags & STW_TENSOR_DURABLE) != 0;
+    STW_TRY(fill_spec(spec, sharding.get(), elements, &wanted));
     const std::string words = sharding
                                   ? sharding->words
                                   : spec_words(spec.dtype, spec.dimensions, spec.shape, "local", 0);

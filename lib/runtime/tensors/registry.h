@@ -2,15 +2,13 @@
 // Tensors as the program has them: handles, names, shapes, policies.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/machine/machine.h"
+#include "lib/runtime/recording/ground.h"
+#include "lib/support/status.h"
 
 namespace stepwell {
 
-class HandleTable;
-class ViewTable;
-class BackgroundErrors;
-class AccessRecorder;
 class AddressTable;
 class MetadataBudget;
 class TransferSink;
@@ -35,18 +33,12 @@ public:
         STW_REQUIRES(runtime_lock) = 0;
 };
 
-class TensorRegistry final {
+class TensorRegistry final : Ground {
 public:
-    TensorRegistry(Dispatcher &dispatch, HandleTable &handles, Machine &machine, ViewTable &views,
-                   BackgroundErrors &errors, AccessRecorder &recorder, AddressTable &addresses,
-                   MetadataBudget &metadata, TransferSink &sink, RestoredTensors &restored,
-                   Placement &placement, OwedZeros &zeros)
-        : dispatch_(dispatch),
-          handles_(handles),
-          machine_(machine),
-          views_(views),
-          errors_(errors),
-          recorder_(recorder),
+    TensorRegistry(const Ground &ground, AddressTable &addresses, MetadataBudget &metadata,
+                   TransferSink &sink, RestoredTensors &restored, Placement &placement,
+                   OwedZeros &zeros)
+        : Ground(ground),
           addresses_(addresses),
           metadata_(metadata),
           sink_(sink),
@@ -83,6 +75,9 @@ public:
 
 private:
     Status discard_one(stw_tensor *tensor, Commands &out, Core &core) STW_REQUIRES(runtime_lock);
+    // What the core is told of it, name and bytes left out.
+    Status fill_spec(const stw_tensor_spec &spec, const Sharding *sharding, uint64_t elements,
+                     residency::TensorSpec *wanted) const;
     Status create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out);
     Status shard_one(const stw_tensor_spec &spec, uint64_t elements,
                      std::unique_ptr<Sharding> *sharding_out) const;
@@ -90,12 +85,6 @@ private:
                            stw_tensor *tensor) STW_REQUIRES(runtime_lock);
     Status check_fixed_address(const stw_tensor_spec &spec, const Sharding *sharding) const;
 
-    Dispatcher &dispatch_;
-    HandleTable &handles_;
-    Machine &machine_;
-    ViewTable &views_;
-    BackgroundErrors &errors_;
-    AccessRecorder &recorder_;
     AddressTable &addresses_;
     MetadataBudget &metadata_;
     TransferSink &sink_;

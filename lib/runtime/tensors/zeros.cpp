@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/runtime/tensors/zeros.h"
 
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/handles/table.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/recording/grounds.h"
 
 namespace stepwell {
 

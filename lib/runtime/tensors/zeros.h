@@ -3,18 +3,13 @@
 #pragma once
 
 #include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/recording/ground.h"
 
 namespace stepwell {
 
-class HandleTable;
-
-class OwedZeros final {
+class OwedZeros final : Ground {
 public:
-    OwedZeros(Dispatcher &dispatch, HandleTable &handles, Machine &machine)
-        : dispatch_(dispatch), handles_(handles), machine_(machine)
-    {
-    }
+    OwedZeros(const Ground &ground) : Ground(ground) {}
     OwedZeros(const OwedZeros &) = delete;
     OwedZeros &operator=(const OwedZeros &) = delete;
 
@@ -27,9 +22,6 @@ public:
     std::atomic<size_t> zeros_owed_count{0};
 
 private:
-    Dispatcher &dispatch_;
-    HandleTable &handles_;
-    Machine &machine_;
 };
 
 }  // namespace stepwell

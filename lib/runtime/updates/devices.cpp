@@ -4,8 +4,7 @@
 #include "lib/runtime/updates/devices.h"
 
 #include "lib/memory/driver_reason.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/tensors/placement.h"
 #include "lib/runtime/updates/piece_fetch.h"
 #include "lib/runtime/views/streams.h"

@@ -2,8 +2,7 @@
 // Updates, sums and norms as work on devices with streams.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/recording/ground.h"
 #include "lib/update/devices.h"
 
 namespace stepwell {
@@ -12,11 +11,10 @@ struct PieceFetch;
 class Placement;
 class StreamOrder;
 
-class DeviceUpdates final : public update::Devices {
+class DeviceUpdates final : public update::Devices, Ground {
 public:
-    DeviceUpdates(Dispatcher &dispatch, Machine &machine, Placement &placement,
-                  StreamOrder &streams)
-        : dispatch_(dispatch), machine_(machine), placement_(placement), streams_(streams)
+    DeviceUpdates(const Ground &ground, Placement &placement, StreamOrder &streams)
+        : Ground(ground), placement_(placement), streams_(streams)
     {
     }
     DeviceUpdates(const DeviceUpdates &) = delete;
@@ -37,8 +35,6 @@ private:
     Status order_update(const PieceFetch &fetch);
     template <class Work> Status compute(uint64_t ticket, const char *what, Work &&work);
 
-    Dispatcher &dispatch_;
-    Machine &machine_;
     Placement &placement_;
     StreamOrder &streams_;
 };

@@ -4,10 +4,7 @@
 #include "lib/runtime/updates/tiers.h"
 
 #include "lib/runtime/addresses/addresses.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/dispatch/errors.h"
-#include "lib/runtime/machine/machine.h"
-#include "lib/runtime/recording/recorder.h"
+#include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/updates/devices.h"
 #include "lib/runtime/updates/piece_fetch.h"
 #include "lib/runtime/views/sleepers.h"
@@ -135,10 +132,9 @@ void TierAccess::fetch(residency::ClaimId claim, const update::Piece *pieces, ui
         }
         tell(whom, Status(), reinterpret_cast<uint64_t>(fetch), pointers);
     };
-    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
+    dispatch_.act([&](Core &, Commands &out) STW_REQUIRES(runtime_lock) {
         recorder_.note_update(asked);
-        mine->waiter.fetch = core.fetch(asked, dispatch_.now(), out);
-        dispatch_.expect(mine->waiter);
+        dispatch_.ask(mine->waiter, asked, out);
     });
 }
 

@@ -2,27 +2,20 @@
 // What the update pipeline asks of the tiers: claims, and pieces wherever an update may work on them.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
 #include "lib/runtime/machine/machine.h"
-#include "lib/update/tiers.h"
+#include "lib/runtime/recording/ground.h"
 
 namespace stepwell {
 
-class BackgroundErrors;
-class AccessRecorder;
 class AddressTable;
 class Sleepers;
 class DeviceUpdates;
 
-class TierAccess final : public update::Tiers {
+class TierAccess final : public update::Tiers, Ground {
 public:
-    TierAccess(Dispatcher &dispatch, Machine &machine, BackgroundErrors &errors,
-               AccessRecorder &recorder, AddressTable &addresses, Sleepers &sleepers,
+    TierAccess(const Ground &ground, AddressTable &addresses, Sleepers &sleepers,
                DeviceUpdates &device_updates)
-        : dispatch_(dispatch),
-          machine_(machine),
-          errors_(errors),
-          recorder_(recorder),
+        : Ground(ground),
           addresses_(addresses),
           sleepers_(sleepers),
           device_updates_(device_updates)
@@ -51,10 +44,6 @@ public:
     [[nodiscard]] uint64_t pack_offset(residency::TensorId tensor) const override;
 
 private:
-    Dispatcher &dispatch_;
-    Machine &machine_;
-    BackgroundErrors &errors_;
-    AccessRecorder &recorder_;
     AddressTable &addresses_;
     Sleepers &sleepers_;
     DeviceUpdates &device_updates_;

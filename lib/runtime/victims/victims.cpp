@@ -5,10 +5,7 @@
 #include "lib/runtime/victims/victims.h"
 
 #include "lib/runtime/addresses/metadata.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/handles/table.h"
-#include "lib/runtime/machine/machine.h"
-#include "lib/runtime/recording/recorder.h"
+#include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/victims/scoring.h"
 #include "lib/support/signals.h"
 

@@ -2,25 +2,18 @@
 // The program's own order of eviction, asked by a thread of its own with no lock held.
 #pragma once
 
-#include "lib/runtime/addresses/metadata.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/addresses/metadata_user.h"
+#include "lib/runtime/dispatch/hook.h"
+#include "lib/runtime/recording/ground.h"
 #include "lib/runtime/victims/scoring.h"
 
 namespace stepwell {
 
-class HandleTable;
-class AccessRecorder;
-
-class VictimPolicy final : public DispatchHook, public MetadataUser {
+class MetadataBudget;
+class VictimPolicy final : public DispatchHook, public MetadataUser, Ground {
 public:
-    VictimPolicy(Dispatcher &dispatch, HandleTable &handles, Machine &machine,
-                 AccessRecorder &recorder, MetadataBudget &metadata)
-        : dispatch_(dispatch),
-          handles_(handles),
-          machine_(machine),
-          recorder_(recorder),
-          metadata_(metadata)
+    VictimPolicy(const Ground &ground, MetadataBudget &metadata)
+        : Ground(ground), metadata_(metadata)
     {
     }
     VictimPolicy(const VictimPolicy &) = delete;
@@ -54,10 +47,6 @@ private:
         STW_REQUIRES(runtime_lock);
     residency::Instant apply_scores(residency::PlaceId place) STW_REQUIRES(runtime_lock);
 
-    Dispatcher &dispatch_;
-    HandleTable &handles_;
-    Machine &machine_;
-    AccessRecorder &recorder_;
     MetadataBudget &metadata_;
 };
 

@@ -4,12 +4,8 @@
 #include "lib/runtime/views/ends.h"
 
 #include "lib/runtime/addresses/addresses.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/dispatch/errors.h"
 #include "lib/runtime/dispatch/snapshot.h"
-#include "lib/runtime/handles/views.h"
-#include "lib/runtime/machine/machine.h"
-#include "lib/runtime/recording/recorder.h"
+#include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/tensors/buffers.h"
 #include "lib/runtime/tensors/registry.h"
 #include "lib/runtime/tensors/zeros.h"
@@ -64,88 +60,97 @@ Status ViewEnds::release_one(stw_view &view, void *stream, uint32_t flags)
 Status ViewEnds::end_view(uint32_t index, ViewSlot &slot, memory::DeviceStreams::Id stream,
                           uint32_t flags)
 {
-    stw_tensor *tensor = slot.tensor;
-    if (const memory::Tier &at = machine_.tiers[slot.place]; at.streams && slot.byte_count > 0) {
-        const bool seen = at.aliases && slot.scratch == residency::kNone;
-        const bool part = at.aliases_runs && slot.byte_count != tensor->bytes;
-        memory::AddressAlias *shown = seen && !part ? tensor->shown[slot.place] : nullptr;
-        at.streams->end(stream, streams_.slots_of(slot), slot.access != STW_READ,
-                        shown ? &shown->users() : nullptr);
-    }
-    Status status;
+    end_on_stream(slot, stream);
     if (slot.exported) slot.exported = 0;
-    ThreadState *state = views_.thread_state();
-    views_.note_release(slot.owner, state);
-    if (slot.by_gate && slot.scratch == residency::kNone) {
-        const residency::PlaceId place = slot.place;
-        const residency::Request view{tensor->id, residency::Access::kRead, place, slot.byte_begin,
-                                      slot.byte_count};
-        const uint64_t step = slot.step;
-        views_.give_slot(state, index);
-        if (recorder_.enabled && step != 0 && (flags & kHints) == 0 && state) {
-            ViewTable::push_end(*state, tensor->id, place, step);
-        }
-        const bool last = tensor->doors[place].gate.unpin();
-        if (!last && (flags & kHints) == 0 && !dispatch_.has_stuck() && !errors_.any()) {
-            return {};
-        }
-        dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
-            const bool far = (flags & STW_RELEASE_FAR) != 0;
-            const bool near = (flags & STW_RELEASE_NEAR) != 0;
-            // The hit itself is older than the hint.
-            if (flags & kHints) recorder_.drain_hits();
-            if (flags & kHints) recorder_.note_release(view, step, flags);
-            core.gate_idle(tensor->id, dispatch_.now(), out);
-            if (far || near) core.release_hint(tensor->id, place, far, dispatch_.now(), out);
-            if (flags & STW_RELEASE_DISCARD) status = core.discard(tensor->id, out);
-        });
-        if (!status.ok()) return status;
-        return errors_.of(tensor->id);
-    }
-    const ViewSlot copy{slot.serial.load(), tensor,     slot.byte_begin, slot.byte_count,
-                        slot.step,          slot.owner, slot.scratch,    slot.access,
-                        slot.place,         0,          slot.dtype,      slot.absent};
+    views_.note_release(slot.owner, views_.thread_state());
+    if (slot.by_gate && slot.scratch == residency::kNone) return end_hit(index, slot, flags);
+    const ViewSlot copy{slot.serial.load(), slot.tensor, slot.byte_begin, slot.byte_count,
+                        slot.step,          slot.owner,  slot.scratch,    slot.access,
+                        slot.place,         0,           slot.dtype,      slot.absent};
     const bool by_gate = slot.by_gate != 0;
+    views_.give_slot(views_.thread_state(), index);
+    if (copy.scratch == residency::kNone) return end_pinned(copy, flags);
+    const Sharding *sharding = copy.tensor->sharding.get();
+    if (sharding && copy.scratch == sharding->whole) return wholes_->end(copy, by_gate, flags);
+    return copy.access == STW_REDUCE ? release_reduce(copy, flags) : release_converted(copy, flags);
+}
+
+void ViewEnds::end_on_stream(const ViewSlot &slot, memory::DeviceStreams::Id stream)
+{
+    const memory::Tier &at = machine_.tiers[slot.place];
+    if (!at.streams || slot.byte_count == 0) return;
+    const stw_tensor *tensor = slot.tensor;
+    const bool seen = at.aliases && slot.scratch == residency::kNone;
+    const bool part = at.aliases_runs && slot.byte_count != tensor->bytes;
+    memory::AddressAlias *shown = seen && !part ? tensor->shown[slot.place] : nullptr;
+    at.streams->end(stream, streams_.slots_of(slot), slot.access != STW_READ,
+                    shown ? &shown->users() : nullptr);
+}
+
+// A READ view that is pinned by its gate: without the lock, unless the core has to be notified.
+Status ViewEnds::end_hit(uint32_t index, const ViewSlot &slot, uint32_t flags)
+{
+    stw_tensor *tensor = slot.tensor;
+    const residency::PlaceId place = slot.place;
+    const residency::Request view{tensor->id, residency::Access::kRead, place, slot.byte_begin,
+                                  slot.byte_count};
+    const uint64_t step = slot.step;
+    ThreadState *state = views_.thread_state();
     views_.give_slot(state, index);
-    if (tensor->sharding && copy.scratch == tensor->sharding->whole &&
-        copy.scratch != residency::kNone) {
-        return wholes_->end(copy, by_gate, flags);
+    if (recorder_.enabled && step != 0 && (flags & kHints) == 0 && state) {
+        ViewTable::push_end(*state, tensor->id, place, step);
     }
-    if (copy.scratch != residency::kNone) {
-        return copy.access == STW_REDUCE ? release_reduce(copy, flags)
-                                         : release_converted(copy, flags);
-    }
+    const bool last = tensor->doors[place].gate.unpin();
+    if (!last && (flags & kHints) == 0 && !dispatch_.has_stuck() && !errors_.any()) return {};
+    Status status;
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
+        const bool far = (flags & STW_RELEASE_FAR) != 0;
+        const bool near = (flags & STW_RELEASE_NEAR) != 0;
+        // The hit itself is older than the hint.
+        if (flags & kHints) recorder_.drain_hits();
+        if (flags & kHints) recorder_.note_release(view, step, flags);
+        core.gate_idle(tensor->id, dispatch_.now(), out);
+        if (far || near) core.release_hint(tensor->id, place, far, dispatch_.now(), out);
+        if (flags & STW_RELEASE_DISCARD) status = core.discard(tensor->id, out);
+    });
+    return status.ok() ? errors_.of(tensor->id) : status;
+}
+
+// A view that the core pinned: it is told what became of the bytes.
+Status ViewEnds::end_pinned(const ViewSlot &view, uint32_t flags)
+{
+    stw_tensor *tensor = view.tensor;
     residency::Release release;
     release.tensor = tensor->id;
-    release.access = copy.access == STW_READ         ? residency::Access::kRead
-                     : copy.access == STW_READ_WRITE ? residency::Access::kReadWrite
+    release.access = view.access == STW_READ         ? residency::Access::kRead
+                     : view.access == STW_READ_WRITE ? residency::Access::kReadWrite
                                                      : residency::Access::kWrite;
-    release.place = copy.place;
-    release.byte_begin = copy.byte_begin;
-    release.byte_count = copy.byte_count;
+    release.place = view.place;
+    release.byte_begin = view.byte_begin;
+    release.byte_count = view.byte_count;
     release.far = (flags & STW_RELEASE_FAR) != 0;
     release.near = (flags & STW_RELEASE_NEAR) != 0;
     release.discard = (flags & STW_RELEASE_DISCARD) != 0;
-    release.abandon = (flags & STW_RELEASE_ABANDON) != 0 && copy.access != STW_READ;
-    Measured measured = measure_gradient(copy, flags);
+    release.abandon = (flags & STW_RELEASE_ABANDON) != 0 && view.access != STW_READ;
+    Measured measured = measure_gradient(view, flags);
     uint64_t version = 0;
+    Status status;
     dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
-        const residency::Request view{release.tensor, release.access, release.place,
-                                      release.byte_begin, release.byte_count};
-        recorder_.note_release(view, copy.step, flags);
+        const residency::Request request{release.tensor, release.access, release.place,
+                                         release.byte_begin, release.byte_count};
+        recorder_.note_release(request, view.step, flags);
         core.release(release, dispatch_.now(), out);
         version = core.version(tensor->id);
-        if (copy.access == STW_READ && release.discard) status = core.discard(tensor->id, out);
+        if (view.access == STW_READ && release.discard) status = core.discard(tensor->id, out);
         zeros_.note_zeros(tensor->id);
-        if (copy.access == STW_REDUCE && !release.abandon)
-            recorder_.note_reduced(tensor, copy.step);
+        if (view.access == STW_REDUCE && !release.abandon)
+            recorder_.note_reduced(tensor, view.step);
     });
     if (measured.order != 0) {
         machine_.pipeline->measured(tensor->id, measured.order, std::move(measured.measurement),
                                     version);
     }
-    if (!status.ok()) return status;
-    return errors_.of(tensor->id);
+    return status.ok() ? errors_.of(tensor->id) : status;
 }
 
 // A gradient whose norm the next step will ask for, while its bytes are here and still the view's.

@@ -2,15 +2,14 @@
 // The end of views: read views of resident tensors without the lock, the others by what their kind is.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/handles/views.h"
 #include "lib/runtime/machine/machine.h"
+#include "lib/runtime/recording/ground.h"
+#include "lib/support/status.h"
 
 namespace stepwell {
 
-class ViewTable;
-class BackgroundErrors;
-class AccessRecorder;
 class AddressTable;
 class PrivateBuffers;
 class OwedZeros;
@@ -30,16 +29,11 @@ struct Measured {
     update::Measurement measurement;
 };
 
-class ViewEnds final {
+class ViewEnds final : Ground {
 public:
-    ViewEnds(Dispatcher &dispatch, Machine &machine, ViewTable &views, BackgroundErrors &errors,
-             AccessRecorder &recorder, AddressTable &addresses, PrivateBuffers &buffers,
+    ViewEnds(const Ground &ground, AddressTable &addresses, PrivateBuffers &buffers,
              OwedZeros &zeros, TensorRegistry &registry, StreamOrder &streams)
-        : dispatch_(dispatch),
-          machine_(machine),
-          views_(views),
-          errors_(errors),
-          recorder_(recorder),
+        : Ground(ground),
           addresses_(addresses),
           buffers_(buffers),
           zeros_(zeros),
@@ -66,16 +60,15 @@ public:
     }
 
 private:
+    // By kind of the view: at a device with streams; a hit; pinned by the core.
+    void end_on_stream(const ViewSlot &slot, memory::DeviceStreams::Id stream);
+    Status end_hit(uint32_t index, const ViewSlot &slot, uint32_t flags);
+    Status end_pinned(const ViewSlot &view, uint32_t flags);
     Measured measure_gradient(const ViewSlot &view, uint32_t flags);
     Status release_reduce(const ViewSlot &slot, uint32_t flags);
     Status release_converted(const ViewSlot &slot, uint32_t flags);
     Status release_copy(stw_view &view, uint32_t flags);
 
-    Dispatcher &dispatch_;
-    Machine &machine_;
-    ViewTable &views_;
-    BackgroundErrors &errors_;
-    AccessRecorder &recorder_;
     AddressTable &addresses_;
     PrivateBuffers &buffers_;
     OwedZeros &zeros_;

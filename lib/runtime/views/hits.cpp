@@ -2,12 +2,8 @@
 // Granted ranges as views: hits, which pin a gate without the lock, and what the core granted.
 #include "lib/runtime/views/hits.h"
 
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/dispatch/errors.h"
 #include "lib/runtime/dispatch/snapshot.h"
-#include "lib/runtime/handles/views.h"
-#include "lib/runtime/machine/machine.h"
-#include "lib/runtime/recording/recorder.h"
+#include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/views/ends.h"
 #include "lib/runtime/views/streams.h"
 

@@ -2,29 +2,21 @@
 // Read views of resident tensors, without the lock, an allocation or a system call.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/handles/views.h"
 #include "lib/runtime/machine/machine.h"
+#include "lib/runtime/recording/ground.h"
+#include "lib/support/status.h"
 
 namespace stepwell {
 
-class ViewTable;
-class BackgroundErrors;
-class AccessRecorder;
 class StreamOrder;
 class ViewEnds;
 
-class HitPath final {
+class HitPath final : Ground {
 public:
-    HitPath(Dispatcher &dispatch, Machine &machine, ViewTable &views, BackgroundErrors &errors,
-            AccessRecorder &recorder, StreamOrder &streams, ViewEnds &ends)
-        : dispatch_(dispatch),
-          machine_(machine),
-          views_(views),
-          errors_(errors),
-          recorder_(recorder),
-          streams_(streams),
-          ends_(ends)
+    HitPath(const Ground &ground, StreamOrder &streams, ViewEnds &ends)
+        : Ground(ground), streams_(streams), ends_(ends)
     {
     }
     HitPath(const HitPath &) = delete;
@@ -50,11 +42,6 @@ private:
     void push_after_drain(ThreadState &state, residency::TensorId tensor, residency::PlaceId place,
                           uint64_t step);
 
-    Dispatcher &dispatch_;
-    Machine &machine_;
-    ViewTable &views_;
-    BackgroundErrors &errors_;
-    AccessRecorder &recorder_;
     StreamOrder &streams_;
     ViewEnds &ends_;
 };

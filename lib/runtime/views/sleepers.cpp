@@ -4,12 +4,9 @@
 #include "lib/runtime/views/sleepers.h"
 
 #include "lib/observe/nvtx.h"
-#include "lib/runtime/dispatch/dispatcher.h"
 #include "lib/runtime/dispatch/snapshot.h"
-#include "lib/runtime/handles/views.h"
-#include "lib/runtime/machine/machine.h"
 #include "lib/runtime/machine/touches.h"
-#include "lib/runtime/recording/recorder.h"
+#include "lib/runtime/recording/grounds.h"
 
 #include <algorithm>
 

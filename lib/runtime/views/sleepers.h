@@ -3,13 +3,11 @@
 // when they wait for each other.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/dispatch/hook.h"
+#include "lib/runtime/dispatch/waiter.h"
+#include "lib/runtime/recording/ground.h"
 
 namespace stepwell {
-
-class ViewTable;
-class AccessRecorder;
 
 // Work that must be done on threads of the program, while these wait.
 class CallerWork {
@@ -24,12 +22,9 @@ public:
     virtual void notify() STW_REQUIRES(runtime_lock) = 0;
 };
 
-class Sleepers final : public DispatchHook {
+class Sleepers final : public DispatchHook, Ground {
 public:
-    Sleepers(Dispatcher &dispatch, Machine &machine, ViewTable &views, AccessRecorder &recorder)
-        : dispatch_(dispatch), machine_(machine), views_(views), recorder_(recorder)
-    {
-    }
+    Sleepers(const Ground &ground) : Ground(ground) {}
     Sleepers(const Sleepers &) = delete;
     Sleepers &operator=(const Sleepers &) = delete;
 
@@ -58,10 +53,6 @@ public:
 private:
     std::vector<residency::Held> held_by_sleepers() STW_REQUIRES(runtime_lock);
 
-    Dispatcher &dispatch_;
-    Machine &machine_;
-    ViewTable &views_;
-    AccessRecorder &recorder_;
     CallerWork *work_ = nullptr;  // null: there are no ranks
 };
 

@@ -4,10 +4,8 @@
 #include "lib/runtime/views/streams.h"
 
 #include "lib/runtime/addresses/addresses.h"
-#include "lib/runtime/dispatch/dispatcher.h"
 #include "lib/runtime/dispatch/snapshot.h"
-#include "lib/runtime/handles/views.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/recording/grounds.h"
 
 #include <algorithm>
 #include <chrono>

@@ -2,19 +2,20 @@
 // The order of work on devices with streams when a view is opened and when it ends.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/handles/views.h"
 #include "lib/runtime/machine/machine.h"
+#include "lib/runtime/recording/ground.h"
+#include "lib/support/status.h"
 
 namespace stepwell {
 
-class ViewTable;
 class AddressTable;
 
-class StreamOrder final {
+class StreamOrder final : Ground {
 public:
-    StreamOrder(Dispatcher &dispatch, Machine &machine, ViewTable &views, AddressTable &addresses)
-        : dispatch_(dispatch), machine_(machine), views_(views), addresses_(addresses)
+    StreamOrder(const Ground &ground, AddressTable &addresses)
+        : Ground(ground), addresses_(addresses)
     {
     }
     StreamOrder(const StreamOrder &) = delete;
@@ -39,9 +40,6 @@ public:
     [[nodiscard]] memory::SlotRange slots_of(const ViewSlot &view) const;
 
 private:
-    Dispatcher &dispatch_;
-    Machine &machine_;
-    ViewTable &views_;
     AddressTable &addresses_;
 };
 

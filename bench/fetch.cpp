@@ -2,7 +2,7 @@
 // fetch.hit, fetch.threads and fetch.scale: what fetch and release cost when nothing has to move;
 // and, without a figure of its own, what they cost each in a call that names many.
 //
-// usage: fetch --mode hit|many|threads|scale [--rounds N]
+// usage: fetch --mode hit|many|locked|threads|scale [--rounds N]
 // Prints one JSON line a round.
 #include "measure.h"
 
@@ -67,7 +67,8 @@ void measure_hit(stw_runtime *runtime, uint64_t rounds)
 
 constexpr uint32_t kManyTensors = 1000;
 
-void measure_many(stw_runtime *runtime, uint64_t rounds)
+// `locked`: one of the call writes, so that all of it takes the lock.
+void measure_many(stw_runtime *runtime, uint64_t rounds, bool locked)
 {
     constexpr uint32_t kCalls = 200;
     std::vector<stw_tensor *> tensors;
@@ -79,6 +80,7 @@ void measure_many(stw_runtime *runtime, uint64_t rounds)
         fill(runtime, tensors.back());
         requests.push_back(bench::request_of(tensors.back(), STW_READ, STW_TIER_DEVICE));
     }
+    if (locked) requests.back().access = STW_READ_WRITE;
     for (uint64_t round = 0; round <= rounds; ++round) {  // the first one opens the gates
         const double begin = bench::now_s();
         for (uint32_t i = 0; i < kCalls; ++i) {
@@ -87,7 +89,7 @@ void measure_many(stw_runtime *runtime, uint64_t rounds)
             must(stw_release(views.data(), kManyTensors, STW_STREAM_HOST, 0), "stw_release");
         }
         if (round == 0) continue;
-        std::printf("{\"what\": \"many\", \"ns\": %.3f}\n",
+        std::printf("{\"what\": \"%s\", \"ns\": %.3f}\n", locked ? "locked" : "many",
                     (bench::now_s() - begin) * 1e9 / kCalls / kManyTensors);
     }
     must(stw_tensor_destroy(tensors.data(), kManyTensors), "stw_tensor_destroy");
@@ -238,8 +240,8 @@ int main(int argc, char **argv)
     stw_runtime *runtime = bench::open_runtime(budgets);
     if (mode == "hit")
         measure_hit(runtime, rounds);
-    else if (mode == "many")
-        measure_many(runtime, rounds);
+    else if (mode == "many" || mode == "locked")
+        measure_many(runtime, rounds, mode == "locked");
     else if (mode == "threads")
         measure_threads(runtime, rounds);
     else if (mode == "scale")

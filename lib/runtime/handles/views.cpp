@@ -11,8 +11,6 @@ namespace stepwell {
 namespace {
 
 constexpr uint32_t kBatch = ThreadState::kSlots / 2;
-constexpr uint32_t kSlotBits = 24;
-constexpr uint64_t kSlotMask = (1ull << kSlotBits) - 1;
 constexpr uint32_t kStatesPerThread = 16;  // runtimes a thread can have hits in at once
 
 constinit Pool<ThreadState> states(8192, 0x53545748);
@@ -140,9 +138,8 @@ uint32_t ViewTable::take_one()
     return used;
 }
 
-uint32_t ViewTable::take_slot(ThreadState *state)
+uint32_t ViewTable::take_more(ThreadState *state)
 {
-    if (state && state->slot_count > 0) return state->slots[--state->slot_count];
     MutexLock lock(mutex_);
     const uint32_t index = take_one();
     // A batch for the next times, but only while others find some too.
@@ -155,33 +152,11 @@ uint32_t ViewTable::take_slot(ThreadState *state)
     return index;
 }
 
-void ViewTable::give_slot(ThreadState *state, uint32_t slot)
+void ViewTable::give_some(ThreadState *state, uint32_t slot)
 {
-    if (state && state->slot_count < ThreadState::kSlots) {
-        state->slots[state->slot_count++] = slot;
-        return;
-    }
     MutexLock lock(mutex_);
     free_.push_back(slot);
     while (state && state->slot_count > kBatch) free_.push_back(state->slots[--state->slot_count]);
-}
-
-uint64_t ViewTable::open(uint32_t index)
-{
-    ViewSlot &slot = slots_[index];
-    const uint64_t serial = slot.serial.load(std::memory_order_relaxed) + 1;
-    slot.serial.store(serial, std::memory_order_release);
-    return (serial << kSlotBits) | index;
-}
-
-uint32_t ViewTable::close(uint64_t cookie)
-{
-    const auto index = static_cast<uint32_t>(cookie & kSlotMask);
-    uint64_t serial = cookie >> kSlotBits;
-    if ((serial & 1) == 0 || index >= slots_used()) return residency::kNone;
-    const bool mine =
-        slots_[index].serial.compare_exchange_strong(serial, serial + 1, std::memory_order_acq_rel);
-    return mine ? index : residency::kNone;
 }
 
 bool ViewTable::is_open(uint32_t index) const

@@ -74,6 +74,9 @@ struct alignas(64) ThreadState {
 
 class ViewTable {
 public:
+    // Of a cookie; the serial number is above them.
+    static constexpr uint32_t kSlotBits = 24;
+
     ViewTable(uint32_t views_max, uint64_t runtime_serial);
     ~ViewTable();
     ViewTable(const ViewTable &) = delete;
@@ -82,29 +85,51 @@ public:
     // This thread's state in this runtime; null when too many threads live (then use the table).
     ThreadState *thread_state();
     // A free slot, kNone when views_max are open.
-    uint32_t take_slot(ThreadState *state);
-    void give_slot(ThreadState *state, uint32_t slot);
+    uint32_t take_slot(ThreadState *state)
+    {
+        if (state && state->slot_count > 0) return state->slots[--state->slot_count];
+        return take_more(state);
+    }
+    void give_slot(ThreadState *state, uint32_t slot)
+    {
+        if (!state || state->slot_count == ThreadState::kSlots) return give_some(state, slot);
+        state->slots[state->slot_count++] = slot;
+    }
 
     ViewSlot &slot(uint32_t index) { return slots_[index]; }
     [[nodiscard]] const ViewSlot &slot(uint32_t index) const { return slots_[index]; }
     [[nodiscard]] uint64_t metadata_bytes() const { return views_max_ * sizeof(ViewSlot); }
     [[nodiscard]] uint32_t slots_used() const { return used_.load(std::memory_order_acquire); }
     // Opens the slot and returns its cookie.
-    uint64_t open(uint32_t index);
+    uint64_t open(uint32_t index)
+    {
+        ViewSlot &slot = slots_[index];
+        const uint64_t serial = slot.serial.load(std::memory_order_relaxed) + 1;
+        slot.serial.store(serial, std::memory_order_release);
+        return (serial << kSlotBits) | index;
+    }
     static uint32_t index_of(uint64_t cookie)
     {
-        return static_cast<uint32_t>(cookie & ((1ull << 24) - 1));
+        return static_cast<uint32_t>(cookie & ((1ull << kSlotBits) - 1));
     }
     // Does the cookie name a view of this tensor? A torn struct does not.
     [[nodiscard]] bool is_view_of(uint64_t cookie, const stw_tensor *tensor) const
     {
         const uint32_t index = index_of(cookie);
         return index < slots_used() &&
-               slots_[index].serial.load(std::memory_order_acquire) == cookie >> 24 &&
+               slots_[index].serial.load(std::memory_order_acquire) == cookie >> kSlotBits &&
                slots_[index].tensor == tensor;
     }
     // Ends the view of the cookie for one caller alone; kNone when it is stale, doubled or torn.
-    uint32_t close(uint64_t cookie);
+    uint32_t close(uint64_t cookie)
+    {
+        const uint32_t index = index_of(cookie);
+        uint64_t serial = cookie >> kSlotBits;
+        if ((serial & 1) == 0 || index >= slots_used()) return residency::kNone;
+        const bool mine = slots_[index].serial.compare_exchange_strong(serial, serial + 1,
+                                                                       std::memory_order_acq_rel);
+        return mine ? index : residency::kNone;
+    }
     [[nodiscard]] bool is_open(uint32_t index) const;
     [[nodiscard]] uint32_t open_views() const;
 
@@ -186,6 +211,8 @@ private:
         return true;
     }
     ThreadState *register_thread();
+    uint32_t take_more(ThreadState *state);
+    void give_some(ThreadState *state, uint32_t slot);
     uint32_t take_one() STW_REQUIRES(mutex_);
 
     const uint32_t views_max_;

@@ -33,49 +33,8 @@ Status ViewEnds::release(stw_view *views, uint32_t n, void *stream, uint32_t fla
     return first;
 }
 
-Status ViewEnds::release_one(stw_view &view, void *stream, uint32_t flags)
-{
-    memory::DeviceStreams::Id id = 0;
-    if (views_.is_view_of(view.cookie, view.tensor)) {
-        const ViewSlot &slot = views_.slot(ViewTable::index_of(view.cookie));
-        if (machine_.tiers[slot.place].streams)
-            STW_TRY(streams_.stream_id(slot.place, stream, &id));
-    }
-    if (id == 0 && stream != STW_STREAM_HOST) STW_TRY(streams_.check_stream(stream));
-    const uint32_t index =
-        views_.is_view_of(view.cookie, view.tensor) ? views_.close(view.cookie) : residency::kNone;
-    if (index == residency::kNone && view.cookie == kCopyCookie) return release_copy(view, flags);
-    if (index == residency::kNone) {
-        return Status::error(STW_ERROR_INVALID,
-                             "the view with cookie 0x%llx is not open: it was released before, "
-                             "belongs to an ended step, or its bytes were overwritten",
-                             static_cast<unsigned long long>(view.cookie));
-    }
-    view.cookie = 0;
-    view.pointer = nullptr;
-    ViewSlot &slot = views_.slot(index);
-    return end_view(index, slot, id, flags);
-}
-
-Status ViewEnds::end_view(uint32_t index, ViewSlot &slot, memory::DeviceStreams::Id stream,
-                          uint32_t flags)
-{
-    end_on_stream(slot, stream);
-    if (slot.exported) slot.exported = 0;
-    views_.note_release(slot.owner, views_.thread_state());
-    if (slot.by_gate && slot.scratch == residency::kNone) return end_hit(index, slot, flags);
-    const ViewSlot copy{slot.serial.load(), slot.tensor, slot.byte_begin, slot.byte_count,
-                        slot.step,          slot.owner,  slot.scratch,    slot.access,
-                        slot.place,         0,           slot.dtype,      slot.absent};
-    const bool by_gate = slot.by_gate != 0;
-    views_.give_slot(views_.thread_state(), index);
-    if (copy.scratch == residency::kNone) return end_pinned(copy, flags);
-    const Sharding *sharding = copy.tensor->sharding.get();
-    if (sharding && copy.scratch == sharding->whole) return wholes_->end(copy, by_gate, flags);
-    return copy.access == STW_REDUCE ? release_reduce(copy, flags) : release_converted(copy, flags);
-}
-
-void ViewEnds::end_on_stream(const ViewSlot &slot, memory::DeviceStreams::Id stream)
+[[gnu::always_inline]] inline void ViewEnds::end_on_stream(const ViewSlot &slot,
+                                                           memory::DeviceStreams::Id stream)
 {
     const memory::Tier &at = machine_.tiers[slot.place];
     if (!at.streams || slot.byte_count == 0) return;
@@ -88,14 +47,14 @@ void ViewEnds::end_on_stream(const ViewSlot &slot, memory::DeviceStreams::Id str
 }
 
 // A READ view that is pinned by its gate: without the lock, unless the core has to be notified.
-Status ViewEnds::end_hit(uint32_t index, const ViewSlot &slot, uint32_t flags)
+[[gnu::always_inline]] inline Status ViewEnds::end_hit(uint32_t index, const ViewSlot &slot,
+                                                       ThreadState *state, uint32_t flags)
 {
     stw_tensor *tensor = slot.tensor;
     const residency::PlaceId place = slot.place;
     const residency::Request view{tensor->id, residency::Access::kRead, place, slot.byte_begin,
                                   slot.byte_count};
     const uint64_t step = slot.step;
-    ThreadState *state = views_.thread_state();
     views_.give_slot(state, index);
     if (recorder_.enabled && step != 0 && (flags & kHints) == 0 && state) {
         ViewTable::push_end(*state, tensor->id, place, step);
@@ -114,6 +73,49 @@ Status ViewEnds::end_hit(uint32_t index, const ViewSlot &slot, uint32_t flags)
         if (flags & STW_RELEASE_DISCARD) status = core.discard(tensor->id, out);
     });
     return status.ok() ? errors_.of(tensor->id) : status;
+}
+
+Status ViewEnds::release_one(stw_view &view, void *stream, uint32_t flags)
+{
+    memory::DeviceStreams::Id id = 0;
+    const bool open = views_.is_view_of(view.cookie, view.tensor);
+    if (open) {
+        const ViewSlot &slot = views_.slot(ViewTable::index_of(view.cookie));
+        if (machine_.tiers[slot.place].streams)
+            STW_TRY(streams_.stream_id(slot.place, stream, &id));
+    }
+    if (id == 0 && stream != STW_STREAM_HOST) STW_TRY(streams_.check_stream(stream));
+    const uint32_t index = open ? views_.close(view.cookie) : residency::kNone;
+    if (index == residency::kNone && view.cookie == kCopyCookie) return release_copy(view, flags);
+    if (index == residency::kNone) {
+        return Status::error(STW_ERROR_INVALID,
+                             "the view with cookie 0x%llx is not open: it was released before, "
+                             "belongs to an ended step, or its bytes were overwritten",
+                             static_cast<unsigned long long>(view.cookie));
+    }
+    view.cookie = 0;
+    view.pointer = nullptr;
+    ViewSlot &slot = views_.slot(index);
+    return end_view(index, slot, id, flags);
+}
+
+Status ViewEnds::end_view(uint32_t index, ViewSlot &slot, memory::DeviceStreams::Id stream,
+                          uint32_t flags)
+{
+    end_on_stream(slot, stream);
+    if (slot.exported) slot.exported = 0;
+    ThreadState *state = views_.thread_state();
+    views_.note_release(slot.owner, state);
+    if (slot.by_gate && slot.scratch == residency::kNone) return end_hit(index, slot, state, flags);
+    const ViewSlot copy{slot.serial.load(), slot.tensor, slot.byte_begin, slot.byte_count,
+                        slot.step,          slot.owner,  slot.scratch,    slot.access,
+                        slot.place,         0,           slot.dtype,      slot.absent};
+    const bool by_gate = slot.by_gate != 0;
+    views_.give_slot(state, index);
+    if (copy.scratch == residency::kNone) return end_pinned(copy, flags);
+    const Sharding *sharding = copy.tensor->sharding.get();
+    if (sharding && copy.scratch == sharding->whole) return wholes_->end(copy, by_gate, flags);
+    return copy.access == STW_REDUCE ? release_reduce(copy, flags) : release_converted(copy, flags);
 }
 
 // A view that the core pinned: it is told what became of the bytes.

@@ -62,7 +62,7 @@ public:
 private:
     // By kind of the view: at a device with streams; a hit; pinned by the core.
     void end_on_stream(const ViewSlot &slot, memory::DeviceStreams::Id stream);
-    Status end_hit(uint32_t index, const ViewSlot &slot, uint32_t flags);
+    Status end_hit(uint32_t index, const ViewSlot &slot, ThreadState *state, uint32_t flags);
     Status end_pinned(const ViewSlot &view, uint32_t flags);
     Measured measure_gradient(const ViewSlot &view, uint32_t flags);
     Status release_reduce(const ViewSlot &slot, uint32_t flags);

@@ -161,9 +161,11 @@ void FetchRunner::build_targets(Fetch &fetch)
             fetch.targets.push_back(target);
         }
     }
-    std::sort(fetch.targets.begin(), fetch.targets.end(), [](const Target &a, const Target &b) {
+    const auto before = [](const Target &a, const Target &b) {
         return a.place != b.place ? a.place < b.place : a.block < b.block;
-    });
+    };
+    if (!std::is_sorted(fetch.targets.begin(), fetch.targets.end(), before))
+        std::sort(fetch.targets.begin(), fetch.targets.end(), before);
     size_t kept = 0;
     for (const Target &target : fetch.targets) {
         Target *last = kept > 0 ? &fetch.targets[kept - 1] : nullptr;

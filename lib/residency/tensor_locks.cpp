@@ -4,12 +4,54 @@
 #include "lib/residency/tensor_locks.h"
 #include "lib/support/assert.h"
 
+#include <algorithm>
+#include <numeric>
 #include <tuple>
+#include <vector>
 
 namespace stepwell::residency {
 
+namespace {
+
+bool is_write(const Request &request)
+{
+    return request.access != Access::kRead;
+}
+
+// The first request that would wait for an earlier one of its call; the number of requests if none
+// does.
+size_t first_self_wait(const std::vector<Request> &requests)
+{
+    const size_t none = requests.size();
+    if (std::none_of(requests.begin(), requests.end(), is_write)) return none;
+    const auto not_after = [](const Request &one, const Request &next) {
+        return one.tensor >= next.tensor;
+    };
+    // In the order of their numbers, as tensors that were created together are: each once.
+    if (std::adjacent_find(requests.begin(), requests.end(), not_after) == requests.end())
+        return none;
+    std::vector<uint32_t> order(none);
+    std::iota(order.begin(), order.end(), 0);
+    std::sort(order.begin(), order.end(), [&](uint32_t one, uint32_t other) {
+        return std::tie(requests[one].tensor, one) < std::tie(requests[other].tensor, other);
+    });
+    size_t first = none;
+    bool written = false;  // by an earlier request of the same tensor
+    for (size_t i = 0; i < none; ++i) {
+        const Request &request = requests[order[i]];
+        const bool again = i > 0 && requests[order[i - 1]].tensor == request.tensor;
+        if (again && (written || is_write(request))) first = std::min<size_t>(first, order[i]);
+        written = is_write(request) || (again && written);
+    }
+    return first;
+}
+
+}  // namespace
+
 Status TensorLocks::check_request(const FetchAsked &asked) const
 {
+    // One claim may ask for several parts.
+    const size_t twice = asked.claim != 0 ? asked.requests.size() : first_self_wait(asked.requests);
     for (size_t i = 0; i < asked.requests.size(); ++i) {
         const Request &request = asked.requests[i];
         const Tensor &tensor = tensors_[request.tensor];
@@ -23,15 +65,11 @@ Status TensorLocks::check_request(const FetchAsked &asked) const
                                  "host_bytes",
                                  tensor_text(tensor.spec.name).c_str());
         }
-        for (size_t j = 0; j < i; ++j) {
-            const Request &other = asked.requests[j];
-            if (other.tensor != request.tensor || asked.claim != 0) continue;
-            if (other.access == Access::kRead && request.access == Access::kRead) continue;
-            return Status::error(STW_ERROR_BUSY,
-                                 "%s is asked for twice in one call and at least once for "
-                                 "writing; it would wait for itself",
-                                 tensor_text(tensor.spec.name).c_str());
-        }
+        if (i != twice) continue;
+        return Status::error(STW_ERROR_BUSY,
+                             "%s is asked for twice in one call and at least once for "
+                             "writing; it would wait for itself",
+                             tensor_text(tensor.spec.name).c_str());
     }
     return {};
 }
@@ -180,6 +218,8 @@ void TensorLocks::follow_neighbour(Fetch &fetch, size_t index)
 Status TensorLocks::conflict_within(const Fetch &fetch) const
 {
     const std::vector<Request> &requests = fetch.asked.requests;
+    const auto elsewhere = [&](PlaceId place) { return place != fetch.places[0]; };
+    if (std::none_of(fetch.places.begin(), fetch.places.end(), elsewhere)) return {};
     for (size_t i = 1; i < requests.size(); ++i) {
         const Tensor &one = tensors_[requests[i].tensor];
         const BlockRange range =

@@ -65,6 +65,7 @@ residency::FetchAsked Fetches::asked_of(const Waiter &waiter) const
     asked.owner = waiter.owner;
     asked.priority = waiter.plan.priority;
     asked.deadline = waiter.deadline;
+    asked.requests.reserve(waiter.plan.ranges.size());
     if (waiter.plan.flags & STW_FETCH_TRY) asked.flags |= residency::kFetchTry;
     if (waiter.plan.flags & STW_FETCH_WAIT_ROOM) asked.flags |= residency::kFetchWaitRoom;
     if (waiter.plan.beside_readers) asked.flags |= residency::kFetchBesideReaders;
@@ -489,16 +490,26 @@ Status Fetches::fill_views(Waiter &waiter, stw_view *views_out)
         machine_.tiers.log_failures(dispatch_.log);
         return ordered;
     }
-    for (size_t i = 0; i < plan.ranges.size(); ++i) {
-        open_view(slots[i], plan.ranges[i], waiter.grants[i], waiter, views_out);
-    }
-    for (size_t i = 0; i < plan.gathered.size(); ++i) {
-        const uint32_t slot = slots[plan.ranges.size() + i];
-        Range range = plan.gathered[i];
+    std::vector<Range> gathered = plan.gathered;
+    for (Range &range : gathered) {
         range.scratch = range.tensor->sharding->whole;
         // A view without bytes counts among those of the whole, on this rank as on the others.
         if (is_absent(plan)) range.element_count = range.byte_count = 0;
-        open_view(slot, range, waiter.whole.grants[i], waiter, views_out);
+    }
+    std::vector<Located> located;
+    located.reserve(wanted);
+    {
+        MutexLock lock(dispatch_.mutex());
+        for (size_t i = 0; i < plan.ranges.size(); ++i)
+            located.push_back(locate(plan.ranges[i], waiter.grants[i], waiter));
+        for (size_t i = 0; i < gathered.size(); ++i)
+            located.push_back(locate(gathered[i], waiter.whole.grants[i], waiter));
+    }
+    for (size_t i = 0; i < plan.ranges.size(); ++i)
+        open_view(slots[i], plan.ranges[i], waiter.grants[i], located[i], waiter, views_out);
+    for (size_t i = 0; i < gathered.size(); ++i) {
+        const size_t at = plan.ranges.size() + i;
+        open_view(slots[at], gathered[i], waiter.whole.grants[i], located[at], waiter, views_out);
     }
     waiter.whole.grants.clear();
     for (Range range : plan.absent) {
@@ -516,8 +527,22 @@ Status Fetches::fill_views(Waiter &waiter, stw_view *views_out)
     return {};
 }
 
+Fetches::Located Fetches::locate(const Range &range, const residency::Grant &grant,
+                                 const Waiter &waiter)
+{
+    Located located;
+    if (range.byte_count > 0) located.pointer = addresses_.view_pointer(range, grant);
+    if (located.pointer) located.there = addresses_.arena_pointer(range, grant);
+    if (range.tensor->notes.moved) recorder_.note_use(*range.tensor, waiter.begin, waiter.owner);
+    if (located.pointer && is_gathered(range)) {
+        located.pointer = static_cast<char *>(located.pointer) + range.byte_begin;
+        located.there = located.pointer;
+    }
+    return located;
+}
+
 void Fetches::open_view(uint32_t slot, const Range &range, const residency::Grant &grant,
-                        const Waiter &waiter, stw_view *views_out)
+                        const Located &located, const Waiter &waiter, stw_view *views_out)
 {
     const ThreadState *state = views_.thread_state();
     ViewSlot &view = views_.slot(slot);
@@ -533,19 +558,7 @@ void Fetches::open_view(uint32_t slot, const Range &range, const residency::Gran
     view.by_gate = grant.by_gate;
     view.dtype = static_cast<uint8_t>(range.dtype);
     view.absent = is_absent(waiter.plan);
-    void *pointer = nullptr;
-    const void *there = nullptr;
-    {
-        MutexLock lock(dispatch_.mutex());
-        pointer = range.byte_count > 0 ? addresses_.view_pointer(range, grant) : nullptr;
-        there = pointer ? addresses_.arena_pointer(range, grant) : nullptr;
-        if (range.tensor->notes.moved)
-            recorder_.note_use(*range.tensor, waiter.begin, waiter.owner);
-    }
-    if (pointer && is_gathered(range)) {
-        pointer = static_cast<char *>(pointer) + range.byte_begin;
-        there = pointer;
-    }
+    const auto [pointer, there] = located;
     const memory::Tier &at = machine_.tiers[grant.place];
     if (at.streams && pointer) view.first_slot = at.slots_of(there, view_bytes(range)).first;
     if (range.access == STW_REDUCE && pointer) {

@@ -71,8 +71,15 @@ private:
     Status prepare_reduces(FetchPlan &plan);
     void count_pinning_views(ErrorDetail &detail);
     Status fill_views(Waiter &waiter, stw_view *views_out);
+    // What is granted: where it is seen, and where it lies.
+    struct Located {
+        void *pointer = nullptr;
+        const void *there = nullptr;
+    };
+    Located locate(const Range &range, const residency::Grant &grant, const Waiter &waiter)
+        STW_REQUIRES(runtime_lock);
     void open_view(uint32_t slot, const Range &range, const residency::Grant &grant,
-                   const Waiter &waiter, stw_view *views_out);
+                   const Located &located, const Waiter &waiter, stw_view *views_out);
     Status begin_streams(const Waiter &waiter);
     Status fetch_once(FetchPlan plan, stw_view *views_out);
 

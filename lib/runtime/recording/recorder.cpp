@@ -78,6 +78,7 @@ uint32_t AccessRecorder::phase_of(uint64_t step) const
 void AccessRecorder::note_fetch(const FetchPlan &plan)
 {
     std::vector<residency::Request> requests;
+    requests.reserve(plan.ranges.size());
     for (const Range &range : plan.ranges) {
         if (is_converted(range) || range.byte_count == 0 || is_of_ranks(range)) continue;
         note_access(range.tensor->id);

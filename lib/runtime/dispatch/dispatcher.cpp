@@ -3,6 +3,8 @@
 // their order is the core's; answers wake their waiters; foreign code runs after the lock is gone.
 #include "lib/runtime/dispatch/dispatcher.h"
 
+#include "lib/support/assert.h"
+
 #include <algorithm>
 #include <ctime>
 #include <utility>
@@ -19,6 +21,7 @@ Dispatcher::Dispatcher(const residency::Config &config, residency::CommandSink &
 
 void Dispatcher::add(DispatchHook &hook)
 {
+    STW_ASSERT(!timer_.joinable());  // it goes through the hooks without the lock
     MutexLock lock(mutex());
     hooks_.push_back(&hook);
     loop.add(hook);

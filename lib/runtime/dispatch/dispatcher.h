@@ -31,7 +31,8 @@ public:
     Dispatcher(const Dispatcher &) = delete;
     Dispatcher &operator=(const Dispatcher &) = delete;
 
-    // Before the first event. Between two hooks, answers are given to those who wait for them.
+    // Before the first event and start_timer(): hooks are read without the lock. Between two hooks,
+    // answers are given to those who wait for them.
     void add(DispatchHook &hook);
     void add_answers();
 

@@ -70,6 +70,7 @@ Status Runtime::join_ranks(const stw_runtime_options &options, uint64_t whole_bl
         machine.ranks = std::make_unique<Ranks>(dispatch.core, options.group,
                                                 machine.tiers.nearest(), whole_blocks);
     }
+    connect_ranks();
     machine.ranks->replicas = replicas_of(options);
     collective::Group &group = machine.ranks->group;
     collective::NodeOptions node;
@@ -147,10 +148,10 @@ void Runtime::leave_ranks()
     machine.ranks->node.reset();
 }
 
-// A runtime of one rank has none of these hooks.
-Status Runtime::open_ranks()
+// A runtime of one rank has none of these hooks. Before the first thread of the runtime's is there,
+// which would read what this writes.
+void Runtime::connect_ranks()
 {
-    if (!machine.ranks) return {};
     using Kind = Collective::Kind;
     ranks.collectives.add(Kind::kGather, ranks.wholes.runner());
     ranks.collectives.add(Kind::kKeep, ranks.wholes.runner());
@@ -166,7 +167,6 @@ Status Runtime::open_ranks()
     }
     dispatch.add(ranks.wholes);
     dispatch.add(ranks.collectives);
-    return ranks.collectives.open_ranks();
 }
 
 }  // namespace stepwell

@@ -381,7 +381,7 @@ Result<Runtime *> Runtime::open(const stw_runtime_options &asked, stw_runtime *h
     try {
         status = runtime->join_ranks(options, whole_blocks);
         if (status.ok()) status = runtime->open_tiers(options);
-        if (status.ok()) status = runtime->open_ranks();
+        if (status.ok() && runtime->machine.ranks) status = runtime->ranks.collectives.open_ranks();
     } catch (const std::bad_alloc &) {
         status = Status::error(STW_ERROR_MEMORY, "no memory for the tables of the runtime '%s'",
                                runtime->machine.name.c_str());

@@ -109,7 +109,7 @@ private:
     Status open_touches(const stw_runtime_options &options);
     static Status agree_wholes(const stw_runtime_options &options, uint64_t *blocks_out);
     Status join_host(collective::NodeOptions node);
-    Status open_ranks();
+    void connect_ranks();
     Status join_ranks(const stw_runtime_options &options, uint64_t whole_blocks);
     void share_disks(const stw_runtime_options &options, transfer::EngineOptions *engine);
     static uint64_t bucket_blocks(const stw_runtime_options &options);

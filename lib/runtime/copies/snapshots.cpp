@@ -33,8 +33,9 @@ SnapshotPart part_of(const Range &range)
     part.dtype = range.dtype ? range.dtype : range.tensor->dtype;
     part.from_size = range.tensor->element_bits / 8;
     part.to_size = stw_dtype_bits(part.dtype) / 8;
-    part.begin = range.element_begin;
-    part.end = range.element_begin + range.element_count;
+    // Of what is in this process: elements of a shard are counted from its first.
+    part.begin = range.byte_begin / part.from_size;
+    part.end = part.begin + range.element_count;
     return part;
 }
 

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Fetches over ranks beside plain gathers. */
+/* Fetches over ranks beside plain gathers: copies of shards, views of a rank's other threads. */
 #include "tests/multirank/tensors.h"
 
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,5 +38,52 @@ CLAIM(shards_are_copied_and_converted)
     }
     SUCCEEDS(stw_release(views, 2, STW_STREAM_HOST, 0));
     free(copy);
+    end(runtime, group, member);
+}
+
+struct reader {
+    stw_runtime *runtime;
+    stw_tensor *tensor; /* NULL: it ends */
+    uint32_t views;
+};
+
+/* Views of buffers: their end asks whether they are of a gathered tensor. */
+static void *read_shards(void *user)
+{
+    struct reader *reader = user;
+    stw_fetch_request request = {
+        .struct_size = sizeof request, .scope = STW_SHARD, .dtype = STW_BF16};
+    while ((request.tensor = __atomic_load_n(&reader->tensor, __ATOMIC_ACQUIRE)) != NULL) {
+        stw_view view;
+        SUCCEEDS(stw_fetch(reader->runtime, NULL, &request, 1, &view));
+        let_go(&view, 0);
+        __atomic_add_fetch(&reader->views, 1, __ATOMIC_RELAXED);
+    }
+    return NULL;
+}
+
+CLAIM(views_of_shards_end_while_a_tensor_is_gathered_first)
+{
+    enum { N = 64, TENSORS = 32 };
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(group, member, 16);
+    stw_tensor *tensors[TENSORS];
+    for (uint32_t i = 0; i < TENSORS; ++i) {
+        char name[8];
+        (void)snprintf(name, sizeof name, "t%u", i);
+        tensors[i] = make(runtime, name, N, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+        write_shard(runtime, tensors[i], i);
+    }
+    struct reader reader = {.runtime = runtime, .tensor = tensors[0]};
+    pthread_t thread;
+    HOLDS(pthread_create(&thread, NULL, read_shards, &reader) == 0);
+    for (uint32_t i = 0; i < TENSORS; ++i) {
+        const uint32_t seen = __atomic_load_n(&reader.views, __ATOMIC_RELAXED);
+        __atomic_store_n(&reader.tensor, tensors[i], __ATOMIC_RELEASE);
+        while (__atomic_load_n(&reader.views, __ATOMIC_RELAXED) < seen + 2) sched_yield();
+        expect_whole(runtime, tensors[i], N, i);
+    }
+    __atomic_store_n(&reader.tensor, NULL, __ATOMIC_RELEASE);
+    HOLDS(pthread_join(thread, NULL) == 0);
     end(runtime, group, member);
 }

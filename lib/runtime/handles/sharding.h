@@ -6,6 +6,7 @@
 #include "lib/collective/partition.h"
 #include "lib/residency/types.h"
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 
@@ -17,8 +18,9 @@ struct Sharding {
     uint64_t spec = 0;        // what must be equal on all ranks: hash, and in words
     std::string words;
     uint64_t multiple = 0;  // as the caller wanted shards cut
-    // Of the gathered whole, made when it is first asked for; kNone before.
-    residency::TensorId whole = residency::kNone;
+    // Of the gathered whole, made when it is first asked for; kNone before. The end of any view of
+    // the tensor looks at it, without the lock.
+    std::atomic<residency::TensorId> whole{residency::kNone};
     uint32_t whole_id = 0;  // in the ledger
     // This rank's sum, released with MORE: it goes out with the next release without.
     residency::TensorId partial = residency::kNone;

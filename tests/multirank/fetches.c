@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Fetches over ranks beside plain gathers: copies of shards, views of a rank's other threads. */
+/* Fetches over ranks beside plain gathers: copies of shards, operations that gather and do more,
+ * views of a rank's other threads. */
 #include "tests/multirank/tensors.h"
 
 #include <pthread.h>
@@ -37,6 +38,48 @@ CLAIM(shards_are_copied_and_converted)
         HOLDS(rounded - value <= value / 256 && value - rounded <= value / 256);
     }
     SUCCEEDS(stw_release(views, 2, STW_STREAM_HOST, 0));
+    free(copy);
+    end(runtime, group, member);
+}
+
+/* Freed as soon as it is over, by a thread that did nothing but look. */
+CLAIM(an_operation_goes_on_from_what_is_gathered_to_the_rest)
+{
+    enum { N = 3000, TURNS = 24 };
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(group, member, 16);
+    stw_tensor *sharded = make(runtime, "w", N, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+    stw_tensor *local = make(runtime, "l", N, STW_ROLE_PARAM, STW_PARTITION_LOCAL);
+    float *copy = malloc(N * sizeof *copy);
+    HOLDS(copy != NULL);
+    for (uint32_t turn = 0; turn < TURNS; ++turn) {
+        const bool copies = turn % 2 == 0;
+        const bool pins = turn % 3 != 0 || !copies;
+        stw_fetch_request requests[3];
+        stw_view views[3];
+        uint32_t n = 0;
+        requests[n++] = (stw_fetch_request){.struct_size = sizeof *requests, .tensor = sharded};
+        if (pins)
+            requests[n++] = (stw_fetch_request){.struct_size = sizeof *requests, .tensor = local};
+        if (copies)
+            requests[n++] =
+                (stw_fetch_request){.struct_size = sizeof *requests, .tensor = local, .into = copy};
+        write_shard(runtime, sharded, turn);
+        write_shard(runtime, local, turn + 100);
+        stw_operation *operation = NULL;
+        SUCCEEDS(stw_fetch_async(runtime, NULL, requests, n, &operation));
+        stw_status status = STW_PENDING;
+        while (status == STW_PENDING) status = stw_operation_wait(operation, 1);
+        SUCCEEDS(status);
+        if (turn % 4 != 3) {
+            SUCCEEDS(stw_fetch_collect(operation, STW_STREAM_HOST, views, n));
+            expect_values(&views[0], N, turn);
+            if (pins) expect_values(&views[1], N, turn + 100);
+            for (uint64_t k = 0; copies && k < N; ++k) HOLDS(copy[k] == value_of(k, turn + 100));
+            SUCCEEDS(stw_release(views, n, STW_STREAM_HOST, 0));
+        }
+        SUCCEEDS(stw_operation_free(operation));
+    }
     free(copy);
     end(runtime, group, member);
 }

@@ -164,8 +164,8 @@ try {
         recorder_.note_copies(plan);
         under_way.push_back(work.get());
         for (const residency::TensorId tensor : used) core.keep(tensor);
+        waiter.snapshot = std::move(work);  // who cancels or waits may look for it already
     });
-    waiter.snapshot = std::move(work);
     return {};
 } catch (const std::bad_alloc &) {
     buffers_.drop_scratches(waiter.plan);

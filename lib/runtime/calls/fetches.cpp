@@ -147,6 +147,7 @@ void Fetches::ask(Waiter &waiter, Commands &out)
     if (!dispatch_.core.is_waiting(waiter.fetch)) return;
     if (waiter.cancelled) dispatch_.core.cancel(waiter.fetch, cancelled(), out);
     if (!dispatch_.core.is_waiting(waiter.fetch)) return;
+    if (waiter.asynchronous) dispatch_.arm_timer(waiter.deadline);  // no thread sleeps until then
     waiter.cause = sleepers_.cause_of(waiter);
     if (machine_.touches && machine_.touches->any() && dispatch_.core.waits_for_locks(waiter.fetch))
         touches_give_way.store(true);

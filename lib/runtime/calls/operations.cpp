@@ -248,13 +248,10 @@ Status Operations::fetch_async(FetchPlan plan, stw_operation **operation_out)
                     : nothing ? Status()
                     : copies  ? snapshots_.start_snapshot(*waiter)
                               : fetches_.start_fetch(*waiter);
-    {
+    if (nothing || !status.ok()) {
         MutexLock lock(dispatch_.mutex());
-        if (nothing || !status.ok()) {
-            waiter->done = true;
-            waiter->status = std::move(status);
-        }
-        if (!waiter->done && !copies) dispatch_.arm_timer(waiter->deadline);
+        waiter->done = true;
+        waiter->status = std::move(status);
     }
     *operation_out = operation;
     return {};
@@ -395,13 +392,8 @@ void Operations::copied(Waiter &waiter)
 {
     Status status = std::move(waiter.snapshot->status);
     if (status.ok() && !waiter.plan.ranges.empty()) {
-        const residency::Instant deadline = waiter.deadline;
         status = fetches_.start_fetch(waiter);
-        if (status.ok()) {
-            MutexLock lock(dispatch_.mutex());
-            dispatch_.arm_timer(deadline);
-            return;
-        }
+        if (status.ok()) return;
     }
     dispatch_.act([&](Core &, Commands &) STW_REQUIRES(runtime_lock) {
         snapshots_.forget(waiter);
@@ -412,18 +404,15 @@ void Operations::copied(Waiter &waiter)
     });
 }
 
-// An operation whose wholes are there: the rest of it, on the queue's thread.
+// An operation whose wholes are there: the rest of it, on the queue's thread. What has begun may be
+// over and freed when it is looked at again.
 void Operations::gathered(Waiter &waiter)
 {
     Status status = std::move(waiter.whole.status);
     if (status.ok() && (needs_copies(waiter.plan) || !waiter.plan.ranges.empty())) {
         status = needs_copies(waiter.plan) ? snapshots_.start_snapshot(waiter)
                                            : fetches_.start_fetch(waiter);
-        if (status.ok()) {
-            MutexLock lock(dispatch_.mutex());
-            if (!waiter.done) dispatch_.arm_timer(waiter.deadline);
-            return;
-        }
+        if (status.ok()) return;
     }
     dispatch_.act([&](Core &, Commands &) STW_REQUIRES(runtime_lock) {
         waiter.status = std::move(status);

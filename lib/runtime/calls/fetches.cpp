@@ -463,33 +463,37 @@ Status Fetches::share(const stw_view &view, stw_view *view_out)
     return fetch(std::move(plan), view_out);
 }
 
+Status Fetches::take_slots(size_t wanted, std::vector<uint32_t> &slots)
+{
+    slots.reserve(wanted);
+    while (slots.size() < wanted) {
+        const uint32_t slot = views_.take_slot(views_.thread_state());
+        if (slot == residency::kNone) {
+            return Status::error(STW_ERROR_LIMIT,
+                                 "%u views are open, as many as views_max allows; release some, or "
+                                 "raise views_max when opening the runtime",
+                                 views_.open_views());
+        }
+        slots.push_back(slot);
+    }
+    return {};
+}
+
 Status Fetches::fill_views(Waiter &waiter, stw_view *views_out)
 {
     const FetchPlan &plan = waiter.plan;
-    ThreadState *state = views_.thread_state();
-    std::vector<uint32_t> slots;
     const size_t wanted = plan.gathered.size() + plan.ranges.size();
-    while (slots.size() < wanted) {
-        const uint32_t slot = views_.take_slot(state);
-        if (slot == residency::kNone) break;
-        slots.push_back(slot);
+    std::vector<uint32_t> slots;
+    Status status = take_slots(wanted, slots);
+    if (status.ok()) {
+        status = begin_streams(waiter);
+        if (!status.ok()) machine_.tiers.log_failures(dispatch_.log);
     }
-    if (slots.size() < wanted) {
-        for (const uint32_t slot : slots) views_.give_slot(state, slot);
+    if (!status.ok()) {
+        for (const uint32_t slot : slots) views_.give_slot(views_.thread_state(), slot);
         undo_grants(plan, waiter.grants);
         wholes_.undo_wholes(waiter);
-        return Status::error(STW_ERROR_LIMIT,
-                             "%u views are open, as many as views_max allows; release some, or "
-                             "raise views_max when opening the runtime",
-                             views_.open_views());
-    }
-    Status ordered = begin_streams(waiter);
-    if (!ordered.ok()) {
-        for (const uint32_t slot : slots) views_.give_slot(state, slot);
-        undo_grants(plan, waiter.grants);
-        wholes_.undo_wholes(waiter);
-        machine_.tiers.log_failures(dispatch_.log);
-        return ordered;
+        return status;
     }
     std::vector<Range> gathered = plan.gathered;
     for (Range &range : gathered) {

@@ -70,6 +70,7 @@ private:
     Status prepare_fetch(Waiter &waiter);
     Status prepare_reduces(FetchPlan &plan);
     void count_pinning_views(ErrorDetail &detail);
+    Status take_slots(size_t wanted, std::vector<uint32_t> &slots);
     Status fill_views(Waiter &waiter, stw_view *views_out);
     // What is granted: where it is seen, and where it lies.
     struct Located {

@@ -3,11 +3,11 @@
 """Planted bugs: every one must be found by its judge, and the code as it is must pass.
 
 Each mutant is one file of the library with one text replaced. The file is compiled in the build
-folder and linked with the other objects of its judge: the simulations for lib/residency,
-lib/gathering and lib/schedule, the unit tests of the engine for lib/transfer, those of the bound
-for lib/schedule, ranks that commit and crash for generations in lib/store and lib/collective.
-The tree is never touched. What was compiled before is used again as long as its text and all
-headers are the same.
+folder, a header with all that includes it, and linked with the other objects of its judge: the
+simulations for lib/residency, lib/gathering and lib/schedule, the unit tests of the engine for
+lib/transfer, of the dispatcher for lib/runtime/dispatch and of the bound for lib/schedule, ranks
+that commit and crash for generations in lib/store and lib/collective. The tree is never touched.
+What was compiled before is used again as long as its text and all headers are the same.
 """
 import argparse
 import concurrent.futures
@@ -28,12 +28,13 @@ SUPPORT = ["lib/support/assert.cpp", "lib/support/status.cpp"]
 class Judge:
     """A program made of these sources: exit status 1 and a line that `found` knows is a catch."""
 
-    def __init__(self, folder, sources, libraries, arguments, found):
+    def __init__(self, folder, sources, libraries, arguments, found, timeout_s=TIMEOUT_S):
         self.folder = folder  # of the mutants' files
         self.sources = sources  # patterns
         self.libraries = libraries
         self.arguments = arguments
         self.found = re.compile(found)
+        self.timeout_s = timeout_s
 
 
 def simulation(mode, seeds):
@@ -58,6 +59,16 @@ JUDGES = {
                      "tests/unit/transfer/engine_faults_test.cpp"],
                     ["-lgtest_main", "-lgtest", "-ldl"], ["--gtest_brief=1"],
                     r"\[  FAILED  \] (\S+)"),
+    # Lost wake-ups are runs without end, and the code as it is takes less than a second.
+    "dispatcher": Judge("lib/runtime/dispatch",
+                        ["lib/runtime/dispatch/dispatcher.cpp", "lib/runtime/dispatch/timer.cpp",
+                         "lib/runtime/dispatch/waiter.cpp", "lib/residency/*.cpp",
+                         "lib/observe/log.cpp", *SUPPORT,
+                         "tests/unit/runtime/dispatcher_test.cpp",
+                         "tests/unit/runtime/dispatcher_stress_test.cpp"],
+                        ["-lgtest_main", "-lgtest"],
+                        ["--gtest_brief=1", "--gtest_fail_fast"],
+                        r"\[  FAILED  \] (\S+)", timeout_s=20),
     "bound": Judge("lib/schedule/plan",
                    ["lib/residency/*.cpp", "lib/schedule/*/*.cpp", *SUPPORT,
                     "tests/unit/schedule/bound_test.cpp"],
@@ -485,6 +496,145 @@ MUTANTS = [
      "    for (const BackgroundError &error : round.errors) sink_.failed(error);\n",
      "",
      "nobody hears of a write that failed in the background"),
+    # The dispatcher: the order of an event, wake-ups, the timer and interrupts.
+    ("answer-wakes-nobody", "dispatcher", "dispatcher.cpp",
+     "        waiter.cv.notify_all();\n",
+     "",
+     "a fetch is answered and its thread goes on sleeping"),
+    ("progress-wakes-nobody", "dispatcher", "dispatcher.cpp",
+     "    progress_.notify_all();\n",
+     "",
+     "progress is counted, and threads that wait for it go on sleeping"),
+    ("timer-sleeps-on", "dispatcher", "timer.cpp",
+     "    timer_target_ = deadline;\n    add_one(timer_fd_);\n",
+     "    timer_target_ = deadline;\n",
+     "the timer misses an instant that is earlier than its next one"),
+    ("stop-wakes-nobody", "dispatcher", "timer.cpp",
+     "    add_one(timer_fd_);\n    timer_.join();\n",
+     "    timer_.join();\n",
+     "a close waits until the next deadline, and there may be none"),
+    ("due-is-not-asked", "dispatcher", "timer.cpp",
+     "            for (const DispatchHook *hook : hooks_) "
+     "target = std::min(target, hook->due());\n",
+     "",
+     "a hook with a due time is not called at it"),
+    ("timer-refuses-nobody", "dispatcher", "timer.cpp",
+     "            core.tick(now(), out);\n",
+     "            static_cast<void>(out);\n",
+     "a fetch waits beyond its deadline"),
+    ("timer-skips-its-hooks", "dispatcher", "timer.cpp",
+     "        for (DispatchHook *hook : hooks_) hook->on_timer(now());\n",
+     "",
+     "the timer does not call hooks without the lock"),
+    ("interrupt-is-not-kept", "dispatcher", "timer.cpp",
+     "    interrupted_at_ = std::max(interrupted_at_, interrupted);\n",
+     "",
+     "waits that are not fetches are not ended by an interrupt"),
+    ("interrupt-ends-all", "dispatcher", "timer.cpp",
+     "        if (waiter->begin <= interrupted) fetches.push_back(fetch);\n",
+     "        fetches.push_back(fetch);\n",
+     "a wait that began after the interrupt is ended by it"),
+    ("interrupt-ends-operations", "dispatcher", "timer.cpp",
+     "        if (waiter->call || waiter->asynchronous) continue;\n",
+     "        if (waiter->call) continue;\n",
+     "an interrupt ends an operation and not the wait for it"),
+    ("operation-sleeps-on", "dispatcher", "timer.cpp",
+     "        if (waiter->asynchronous) waiter->cv.notify_all();\n",
+     "",
+     "the wait for an operation is not ended by an interrupt"),
+    ("interrupt-unheard", "dispatcher", "timer.cpp",
+     "    for (DispatchHook *hook : hooks_) hook->interrupted(interrupted);\n",
+     "",
+     "hooks do not end their waits at an interrupt"),
+    ("answered-before", "dispatcher", "dispatcher.cpp",
+     "    waiter.done = false;\n",
+     "",
+     "a waiter that asks again does not wait"),
+    ("pieces-without-a-deadline", "dispatcher", "dispatcher.cpp",
+     "        arm_timer(asked.deadline);\n",
+     "",
+     "a fetch of pieces waits beyond its deadline"),
+    ("answers-come-first", "dispatcher", "dispatcher.cpp",
+     ("    loop.add(*this);\n",
+      "timeout_default_ns_(timeout_ns)\n{\n"),
+     ("",
+      "timeout_default_ns_(timeout_ns)\n{\n    loop.add(*this);\n"),
+     "a waiter is answered before hooks that were added earlier"),
+    ("answered-and-expected", "dispatcher", "dispatcher.cpp",
+     "    waiters_.erase(found);\n    waiter.status",
+     "    waiter.status",
+     "a fetch that was answered still counts as waiting"),
+    ("listener-unheard", "dispatcher", "dispatcher.cpp",
+     "    if (waiter.listener) waiter.listener->answered(waiter);\n",
+     "",
+     "an operation is not notified of its answer"),
+    ("call-is-dropped", "dispatcher", "dispatcher.cpp",
+     "        deferred_.calls.push_back(&waiter);\n",
+     "        static_cast<void>(waiter);\n",
+     "an internal fetch is answered and its continuation never runs"),
+    ("call-under-the-lock", "dispatcher", "dispatcher.cpp",
+     "        deferred_.calls.push_back(&waiter);\n",
+     "        waiter.call(waiter);\n",
+     "a continuation runs with the lock held, and deadlocks when it takes it"),
+    ("line-is-dropped", "dispatcher", "dispatcher.cpp",
+     "    for (const LogLine &line : deferred.lines) log.line",
+     "    for (const LogLine &line : deferred.lines)\n"
+     "        if (&line == &deferred.lines[0]) log.line",
+     "of two lines of an event one is printed"),
+    ("calls-before-lines", "dispatcher", "dispatcher.cpp",
+     ("    for (const LogLine &line : deferred.lines) log.line(line.level, line.topic, "
+      "line.text.c_str());\n",
+      "    for (Waiter *waiter : deferred.calls) waiter->call(*waiter);\n"),
+     ("",
+      "    for (Waiter *waiter : deferred.calls) waiter->call(*waiter);\n"
+      "    for (const LogLine &line : deferred.lines) log.line(line.level, line.topic, "
+      "line.text.c_str());\n"),
+     "log lines of an event come after those of the events that it causes"),
+    ("said-twice", "dispatcher", "dispatcher.cpp",
+     "    return std::exchange(deferred_, {});\n",
+     "    return deferred_;\n",
+     "log lines and calls of an event are repeated by the next one"),
+    ("stuck-is-not-told", "dispatcher", "dispatcher.cpp",
+     "    if (stuck > stuck_.exchange(stuck)) core.tick(now, out);\n",
+     "    if (stuck > stuck_.load()) core.tick(now, out);\n",
+     "a view ends without an event although a fetch waits for it"),
+    ("ended-meanwhile", "dispatcher", "dispatcher.cpp",
+     "    if (stuck > stuck_.exchange(stuck)) core.tick(now, out);\n",
+     "    stuck_.store(stuck);\n    static_cast<void>(now);\n    static_cast<void>(out);\n",
+     "a view that ended while a fetch got stuck is not noticed"),
+    ("nothing-before-unlock", "dispatcher", "dispatcher.h",
+     "            for (DispatchHook *hook : hooks_) hook->before_unlock();\n",
+     "",
+     "hooks are not called at the end of an event"),
+    ("unlocked-too-early", "dispatcher", "dispatcher.h",
+     ("            for (DispatchHook *hook : hooks_) hook->before_unlock();\n",
+      "            deferred = take_deferred();\n        }\n"),
+     ("",
+      "            deferred = take_deferred();\n        }\n"
+      "        for (DispatchHook *hook : hooks_) hook->before_unlock();\n"),
+     "the lock is released before the hooks are done with the event"),
+    ("unlocked-unheard", "dispatcher", "dispatcher.h",
+     "        for (DispatchHook *hook : hooks_) hook->unlocked();\n",
+     "",
+     "hooks are not called after the lock is released"),
+    ("taken-without-the-lock", "dispatcher", "dispatcher.h",
+     ("            deferred = take_deferred();\n",
+      "        call_out(deferred);\n"),
+     ("",
+      "        deferred = take_deferred();\n        call_out(deferred);\n"),
+     "log lines and calls of an event are taken by another one, or by two threads"),
+    ("taken-too-early", "dispatcher", "dispatcher.h",
+     "            for (DispatchHook *hook : hooks_) hook->before_unlock();\n"
+     "            deferred = take_deferred();\n",
+     "            deferred = take_deferred();\n"
+     "            for (DispatchHook *hook : hooks_) hook->before_unlock();\n",
+     "a log line of a hook at the end of an event waits for the next event"),
+    ("called-out-under-the-lock", "dispatcher", "dispatcher.h",
+     ("        call_out(deferred);\n",
+      "            deferred = take_deferred();\n"),
+     ("",
+      "            deferred = take_deferred();\n            call_out(deferred);\n"),
+     "the program's log is called with the lock held"),
 ]
 
 
@@ -503,8 +653,9 @@ class Builder:
         self.compiler = arguments.compiler
         self.build.mkdir(parents=True, exist_ok=True)
         folders = ["lib/collective", "lib/gathering", "lib/memory", "lib/observe", "lib/residency",
-                   "lib/schedule", "lib/store", "lib/support", "lib/transfer", "tests/generations",
-                   "tests/ranks", "tests/simulation", "tests/unit/schedule",
+                   "lib/runtime/dispatch", "lib/runtime/handles", "lib/schedule", "lib/store",
+                   "lib/support", "lib/transfer", "tests/generations", "tests/ranks",
+                   "tests/simulation", "tests/unit/runtime", "tests/unit/schedule",
                    "tests/unit/transfer", "include/stepwell"]
         headers = [header for folder in folders
                    for header in sorted((self.source / folder).rglob("*.h"))]
@@ -512,18 +663,25 @@ class Builder:
         self.base = digest_of([header.read_bytes() for header in headers] +
                               [version.stdout, " ".join(FLAGS).encode()])
 
-    def compile(self, text, name, object_name):
-        """Compiles the text of source `name`; the object is kept by what went into it."""
+    def compile(self, text, name, object_name, header=None):
+        """Compiles the text of source `name`; the object is kept by what went into it. `header`:
+        the name and the text of one that stands for the tree's."""
         folder = self.build / object_name
         folder.mkdir(parents=True, exist_ok=True)
         source = folder / pathlib.Path(name).name
         target = source.with_suffix(".o")
         key_file = source.with_suffix(".key")
-        key = digest_of([self.base.encode(), text.encode()])
+        key = digest_of([self.base.encode(), text.encode(), *(h.encode() for h in header or ())])
         if target.exists() and key_file.exists() and key_file.read_text() == key:
             return target
         source.write_text(text)
-        command = [self.compiler, *FLAGS, f"-I{self.source}", f"-I{self.source}/include",
+        first = []
+        if header:
+            shadow = folder / "headers" / header[0]
+            shadow.parent.mkdir(parents=True, exist_ok=True)
+            shadow.write_text(header[1])
+            first = [f"-I{folder / 'headers'}"]
+        command = [self.compiler, *FLAGS, *first, f"-I{self.source}", f"-I{self.source}/include",
                    "-c", str(source), "-o", str(target)]
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode != 0:
@@ -535,6 +693,27 @@ class Builder:
         names = [path for pattern in judge.sources for path in sorted(self.source.glob(pattern))
                  if "*" not in pattern or not path.name.endswith("_test.cpp")]
         return [str(path.relative_to(self.source)) for path in names]
+
+    def includes(self, name, header):
+        """Whether the source includes the header, or something that does."""
+        seen, names = set(), [name]
+        while names:
+            text = (self.source / names.pop()).read_text()
+            for path in re.findall(r'^#include "((?:lib|tests)/[^"]+)"', text, re.MULTILINE):
+                if path not in seen:
+                    seen.add(path)
+                    names.append(path)
+        return header in seen
+
+    def mutated(self, mutant, objects, source, text):
+        """The objects with the text in place of the source, which may be a header."""
+        folder = f"mutant/{mutant}"
+        if not source.endswith(".h"):
+            return {**objects, source: self.compile(text, source, folder)}
+        users = [name for name in objects if self.includes(name, source)]
+        return {**objects,
+                **{name: self.compile((self.source / name).read_text(), name, folder,
+                                      (source, text)) for name in users}}
 
     def objects(self, judge, pool):
         def one(name):
@@ -558,9 +737,9 @@ def ask(program, judge):
     """(found, what was said): a crash and a run without end count as found."""
     try:
         result = subprocess.run([str(program), *judge.arguments], capture_output=True,
-                                text=True, timeout=TIMEOUT_S)
+                                text=True, timeout=judge.timeout_s)
     except subprocess.TimeoutExpired:
-        return True, f"did not end within {TIMEOUT_S} s"
+        return True, f"did not end within {judge.timeout_s} s"
     said = result.stdout.strip().splitlines()
     if result.returncode == 0:
         return False, said[-1]
@@ -582,9 +761,8 @@ def run_mutant(builder, objects, mutant):
         if text.count(old) != 1:
             return False, f"{name}: {old!r} occurs {text.count(old)} times in {source}"
         text = text.replace(old, new)
-    mutated = builder.compile(text, source, f"mutant/{name}")
-    linked = [mutated if at == source else path for at, path in objects[mode].items()]
-    program = builder.link(linked, judge, f"mutant/{name}")
+    mutated = builder.mutated(name, objects[mode], source, text)
+    program = builder.link(mutated.values(), judge, f"mutant/{name}")
     found, said = ask(program, judge)
     return found, f"{name} ({why}): {said}"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Carries out what the residency core commands: transfers go to the engine, memory is given back and
-// taken, ends of transfers become events.
+// Carries out what the residency core commands: transfers go to the engine, memory is given back
+// and taken, ends of transfers become events.
 #pragma once
 
 #include "lib/runtime/dispatch/dispatcher.h"

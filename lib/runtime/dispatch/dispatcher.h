@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dispatcher: the runtime's one lock and what happens under it. Takes events to the residency core,
-// has its commands carried out, wakes threads that wait for answers, and has a thread for deadlines.
-// What other rooms add to an event they add as hooks. The rules of where bytes are and who may use
-// them are in the core alone.
+// has its commands carried out, wakes threads that wait for answers, and has a thread for
+// deadlines. What other rooms add to an event they add as hooks. The rules of where bytes are and
+// who may use them are in the core alone.
 #pragma once
 
 #include "lib/observe/log.h"

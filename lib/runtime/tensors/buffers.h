@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Buffers of the library behind views that sum or convert: made, summed into their gradient, destroyed.
+// Buffers of the library behind views that sum or convert: made, summed into their gradient,
+// destroyed.
 #pragma once
 
 #include "lib/runtime/dispatch/waiter.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where tensors rest by policy, and where parameters are updated. Depends on options and budgets, never
-// on current residency.
+// Where tensors rest by policy, and where parameters are updated. Depends on options and budgets,
+// never on current residency.
 #pragma once
 
 #include "lib/runtime/dispatch/waiter.h"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the update pipeline asks of the tiers: claims, and pieces wherever an update may work on them.
+// What the update pipeline asks of the tiers: claims, and pieces wherever an update may work on
+// them.
 #pragma once
 
 #include "lib/runtime/machine/machine.h"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of views: read views of resident tensors without the lock, the others by what their kind is.
+// The end of views: read views of resident tensors without the lock, the others by what their kind
+// is.
 #pragma once
 
 #include "lib/runtime/dispatch/waiter.h"

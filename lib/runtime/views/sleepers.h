@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads of the program that wait for a fetch: what the wait is charged to, and which fetch is refused
-// when they wait for each other.
+// Threads of the program that wait for a fetch: what the wait is charged to, and which fetch is
+// refused when they wait for each other.
 #pragma once
 
 #include "lib/runtime/dispatch/hook.h"

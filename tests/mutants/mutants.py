@@ -68,7 +68,7 @@ JUDGES = {
                          "tests/unit/runtime/dispatcher_stress_test.cpp"],
                         ["-lgtest_main", "-lgtest"],
                         ["--gtest_brief=1", "--gtest_fail_fast"],
-                        r"\[  FAILED  \] (\S+)", timeout_s=20),
+                        r"\[  FAILED  \] (\S+)", timeout_s=8),
     "bound": Judge("lib/schedule/plan",
                    ["lib/residency/*.cpp", "lib/schedule/*/*.cpp", *SUPPORT,
                     "tests/unit/schedule/bound_test.cpp"],

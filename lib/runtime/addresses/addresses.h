@@ -39,8 +39,6 @@ public:
     void release_pack(residency::PackId pack) STW_REQUIRES(runtime_lock);
 
     std::vector<PackAddresses> pack_addresses STW_GUARDED_BY(runtime_lock);  // by pack
-    uint64_t shown_bytes_ STW_GUARDED_BY(runtime_lock) =
-        0;  // of tensors with an address of their own
 
     [[nodiscard]] uint64_t metadata_bytes() const STW_REQUIRES(runtime_lock);
     // Of the table, to hold so many packs.
@@ -52,6 +50,8 @@ private:
         STW_REQUIRES(runtime_lock);
     Status show_pack(residency::TensorId tensor, stw_tensor *handle, residency::PlaceId place)
         STW_REQUIRES(runtime_lock);
+    uint64_t shown_bytes_ STW_GUARDED_BY(runtime_lock) =
+        0;  // of tensors with an address of their own
 };
 
 }  // namespace stepwell

@@ -37,7 +37,7 @@ public:
     void set_plans(const MetadataUser &plans) { plans_ = &plans; }
 
     uint64_t metadata_budget = 0;
-    uint64_t plan_bytes_max = 0;  // of metadata_bytes, for plans made and the one being made
+    uint64_t plan_bytes_max = 0;  // part of metadata_budget, for plans made and the one being made
     uint64_t handles_bytes STW_GUARDED_BY(runtime_lock) =
         0;  // of the tensors' handles, names included
 

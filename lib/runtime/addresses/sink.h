@@ -27,7 +27,7 @@ public:
     TransferSink(const TransferSink &) = delete;
     TransferSink &operator=(const TransferSink &) = delete;
 
-    // What the loop calls, under the lock.
+    // Called by the command loop, under the lock.
     void forget(residency::BlockId block) override;
     void swap_memory(std::vector<residency::Swap> &swaps) override;
     void pack_freed(residency::PackId pack) override STW_REQUIRES(runtime_lock);
@@ -35,10 +35,15 @@ public:
         STW_REQUIRES(runtime_lock);
     void promote(residency::TransferId transfer) override;
     void failed(const residency::BackgroundError &error) override STW_REQUIRES(runtime_lock);
+
+    // Memory of slots that are free: to the system, and from it. Any thread.
     stw_status give_back(residency::PlaceId place, residency::Slot first, uint32_t count);
     stw_status take_back(residency::PlaceId place, residency::Slot first, uint32_t count,
                          stw_driver_error *error);
+    // Commands of tensors that were never used, without an allocation.
     void forget_unused(const Commands &out) STW_REQUIRES(runtime_lock);
+
+    // Called by the engine, `user` is the sink.
     static void engine_done(void *user, transfer::Completion *list, uint32_t n);
     static void engine_span(void *user, const transfer::Span &span);
 

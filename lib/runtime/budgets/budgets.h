@@ -37,7 +37,7 @@ public:
     Budgets(const Budgets &) = delete;
     Budgets &operator=(const Budgets &) = delete;
 
-    // budgets.cpp. In force when it returns OK, else as before.
+    // In force when it returns OK, else as before.
     Status set_budget(residency::PlaceId place, uint64_t bytes, uint64_t timeout_ns);
 
 private:

@@ -132,7 +132,7 @@ Status Faults::fetch_touched(const Range &range)
     // one waits for a view of the program: for that this view would end, and be made, again and
     // again.
     dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {
-        if (core.is_awaited(range.tensor->id, before)) fetches_.touches_give_way.store(true);
+        if (core.is_awaited(range.tensor->id, before)) fetches_.end_kept_views_soon();
     });
     return {};
 }

@@ -30,35 +30,6 @@ namespace stepwell {
 
 using residency::PlaceId;
 
-residency::Access access_of(uint32_t access)
-{
-    switch (access) {
-    case STW_WRITE: return residency::Access::kWrite;
-    case STW_READ_WRITE: return residency::Access::kReadWrite;
-    case STW_REDUCE: return residency::Access::kWriteEmpty;
-    default: return residency::Access::kRead;
-    }
-}
-
-// Of a private buffer: what is converted in it is the only replica wanted.
-residency::Access buffer_access(uint32_t access)
-{
-    return access == STW_READ ? residency::Access::kReadWrite : residency::Access::kWrite;
-}
-
-uint64_t view_bytes(const Range &range)
-{
-    if (range.dtype == 0) return range.byte_count;
-    return range.element_count * (stw_dtype_bits(range.dtype) / 8);
-}
-
-uint64_t sum_bytes(const Range &range)
-{
-    if (range.access != STW_REDUCE) return view_bytes(range);
-    const uint64_t size = stw_dtype_bits(range.dtype ? range.dtype : range.tensor->dtype) / 8;
-    return sum_elements(*range.tensor, range.access, range.element_count) * size;
-}
-
 residency::FetchAsked Fetches::asked_of(const Waiter &waiter) const
 {
     residency::FetchAsked asked;
@@ -150,7 +121,7 @@ void Fetches::ask(Waiter &waiter, Commands &out)
     if (waiter.asynchronous) dispatch_.arm_timer(waiter.deadline);  // no thread sleeps until then
     waiter.cause = sleepers_.cause_of(waiter);
     if (machine_.touches && machine_.touches->any() && dispatch_.core.waits_for_locks(waiter.fetch))
-        touches_give_way.store(true);
+        end_kept_views_soon();
     std::string name;
     if (waiter.cause == observe::Stall::kUpdate && sleepers_.waits_for_itself(waiter, &name)) {
         dispatch_.core.cancel(waiter.fetch,
@@ -236,7 +207,7 @@ bool Fetches::ask_privately(residency::Refused &refused, Commands &out)
         again = true;
     }
     if (!again) return false;
-    dispatch_.expect_no_more(refused.fetch);
+    dispatch_.forget_waiter(refused.fetch);
     ask(waiter, out);
     return true;
 }
@@ -587,7 +558,7 @@ void Fetches::answered(Waiter &waiter)
 
 void Fetches::unlocked()
 {
-    if (touches_give_way.exchange(false) || dispatch_.has_stuck()) dispatch_.give_way();
+    if (kept_views_end_.exchange(false) || dispatch_.has_stuck_fetch()) dispatch_.give_way();
 }
 
 }  // namespace stepwell

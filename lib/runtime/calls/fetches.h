@@ -52,12 +52,11 @@ public:
                  uint64_t timeout_ns);
     Status start_fetch(Waiter &waiter);
     Status sticky_errors(const FetchPlan &plan);
-    bool ask_privately(residency::Refused &refused, Commands &out) STW_REQUIRES(runtime_lock);
     Status finish_fetch(Waiter &waiter, stw_view *views_out);
     void undo_grants(const FetchPlan &plan, const std::vector<residency::Grant> &grants);
 
-    // A fetch was asked for that may wait for theirs.
-    std::atomic<bool> touches_give_way{false};
+    // A fetch may wait for views that the library keeps: they end when the lock is given back.
+    void end_kept_views_soon() { kept_views_end_.store(true); }
 
     bool refused(residency::Refused &refused, residency::Instant now, Commands &out) override
         STW_REQUIRES(runtime_lock);
@@ -65,6 +64,7 @@ public:
     void answered(Waiter &waiter) override STW_REQUIRES(runtime_lock);
 
 private:
+    bool ask_privately(residency::Refused &refused, Commands &out) STW_REQUIRES(runtime_lock);
     residency::FetchAsked asked_of(const Waiter &waiter) const;
     void ask(Waiter &waiter, Commands &out) STW_REQUIRES(runtime_lock);
     Status prepare_fetch(Waiter &waiter);
@@ -95,6 +95,7 @@ private:
     Snapshots &snapshots_;
     Prefetcher &prefetcher_;
     Wholes &wholes_;
+    std::atomic<bool> kept_views_end_{false};
 };
 
 }  // namespace stepwell

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ends of operations told to those who wait in no thread: callbacks, on a thread of their own, so
-// that a slow one holds up neither I/O nor deadlines; and eventfds of the program, written at once.
+// Operations: fetches that are collected later. Their end is notified by callbacks, on a thread of
+// their own, so that a slow one delays neither I/O nor deadlines, and by eventfds of the program,
+// written at once.
 #include "lib/runtime/calls/operations.h"
 
 #include "lib/runtime/calls/fetches.h"

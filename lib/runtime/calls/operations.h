@@ -41,10 +41,9 @@ public:
     Status wait(stw_operation *operation, uint64_t timeout_ns);
     Status cancel(stw_operation *operation);
     Status free_operation(stw_operation *operation);
-    // Those who wait in no thread (callbacks.cpp).
+    // Called, or written to, when the operation is over.
     Status on_done(stw_operation *operation, stw_done_fn done, void *user);
     Status notify_fd(stw_operation *operation, int fd);
-    void tell_end(Waiter &waiter) STW_REQUIRES(runtime_lock);
     void stop_callbacks();
     Status await_callbacks(residency::Instant deadline) STW_REQUIRES(runtime_lock);
 
@@ -55,6 +54,7 @@ public:
     void gathered(Waiter &waiter) override;
 
 private:
+    void tell_end(Waiter &waiter) STW_REQUIRES(runtime_lock);
     static Status freed_meanwhile();
     void end_early(Waiter &waiter, Core &core, Commands &out) STW_REQUIRES(runtime_lock);
     Status start_callbacks() STW_REQUIRES(runtime_lock);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads of whole tensors and contributions to gradients, over ranks as well.
+// Reads of whole tensors, contributions to gradients, and gradients whose memory the program hands
+// over; over ranks as well.
 #pragma once
 
 #include "lib/runtime/dispatch/waiter.h"

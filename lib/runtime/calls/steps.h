@@ -47,11 +47,8 @@ public:
     Status end_step(stw_phase *phase, stw_step_stats *stats_out);
     Status abort_step(stw_phase *phase, void *stream);
     Status declare_step(stw_phase *phase, std::vector<DeclaredUse> uses);
-    void sample_tiers(residency::Instant time) STW_REQUIRES(runtime_lock);
 
     observe::StepHistory history STW_GUARDED_BY(runtime_lock);
-    // When bytes per tier were recorded last.
-    residency::Instant sampled_ns_ STW_GUARDED_BY(runtime_lock) = 0;
 
     void after_round(residency::Instant now, Commands &out) override STW_REQUIRES(runtime_lock);
     [[nodiscard]] uint64_t metadata_bytes() const override STW_REQUIRES(runtime_lock)
@@ -60,6 +57,7 @@ public:
     }
 
 private:
+    void sample_tiers(residency::Instant time) STW_REQUIRES(runtime_lock);
     void close_step(Phase &phase) STW_REQUIRES(runtime_lock);
     void empty_behind(residency::TensorId tensor);
 
@@ -72,6 +70,8 @@ private:
     VictimPolicy &victims_;
     Wholes &wholes_;
     Meters &meters_;
+    // When bytes per tier were recorded last.
+    residency::Instant sampled_ns_ STW_GUARDED_BY(runtime_lock) = 0;
 };
 
 }  // namespace stepwell

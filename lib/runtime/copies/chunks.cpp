@@ -233,24 +233,6 @@ void ChunkCopies::release_chunk(const ChunkFetch &chunk, const Copy &copy)
                       STW_REQUIRES(runtime_lock) { core.release(release, dispatch_.now(), out); });
 }
 
-Status elements_outside(const stw_tensor &tensor, uint64_t begin, uint64_t count, uint64_t first,
-                        uint64_t elements)
-{
-    const auto number = [](uint64_t value) { return static_cast<unsigned long long>(value); };
-    const char *name = tensor.name.c_str();
-    const bool all = !tensor.sharding || elements == tensor.sharding->elements();
-    if (all) {
-        return Status::error(
-            STW_ERROR_INVALID, "elements [%llu, +%llu) are not inside %s of %llu elements",
-            number(begin), number(count), tensor_text(name).c_str(), number(elements));
-    }
-    return Status::error(STW_ERROR_INVALID,
-                         "elements [%llu, +%llu) are not inside this rank's shard of %s, "
-                         "elements [%llu, +%llu)",
-                         number(begin), number(count), tensor_text(name).c_str(), number(first),
-                         number(elements));
-}
-
 // The range that a copy names, and what of it lies in this process, in elements of the shard.
 Status ChunkCopies::resolve_copy(const stw_tensor &tensor, const stw_copy_options &options,
                                  collective::Range *asked_out, collective::Range *part_out) const

@@ -20,11 +20,6 @@
 
 namespace stepwell {
 
-Status cancelled()
-{
-    return Status::error(STW_ERROR_CANCELLED, "the operation was cancelled");
-}
-
 Status Snapshots::start_copier()
 {
     MutexLock lock(dispatch_.mutex());

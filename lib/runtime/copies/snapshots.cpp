@@ -55,27 +55,6 @@ std::vector<residency::TensorId> tensors_of(const Snapshot &work, bool claimed =
 
 }  // namespace
 
-bool is_converted(const Range &range)
-{
-    return range.access == STW_READ && range.dtype != 0;
-}
-
-bool needs_copies(const FetchPlan &plan)
-{
-    return !plan.copied.empty() ||
-           std::any_of(plan.ranges.begin(), plan.ranges.end(), is_converted);
-}
-
-void copy_elements(void *to, uint32_t dtype, const void *from, const stw_tensor &tensor,
-                   uint64_t count)
-{
-    if (dtype == 0 || dtype == tensor.dtype) {
-        std::memcpy(to, from, count * (tensor.element_bits / 8));
-    } else {
-        kernels::convert(to, dtype, from, tensor.dtype, count);
-    }
-}
-
 // All of it resident where the CPU reads it: pinned together without the lock.
 bool Snapshots::copy_resident(const FetchPlan &plan)
 {

@@ -55,7 +55,7 @@ public:
         for (DispatchHook *hook : hooks_) hook->unlocked();
         call_out(deferred);
     }
-    // What an event leaves to be done with no lock held: all of it is foreign code.
+    // What an event leaves to be done with no lock held: lines of the log, calls of waiters.
     struct LogLine {
         uint32_t level = STW_LOG_ERROR;
         const char *topic = "";
@@ -72,7 +72,7 @@ public:
     void say(uint32_t level, const char *topic, std::string text) STW_REQUIRES(runtime_lock);
 
     // ---- fetches that wait for an answer -------------------------------------------------------
-    // Asks the core, for a waiter that lives until it is answered. Again, once it was.
+    // Asks the core, for a waiter that lives until it is answered. It may ask again after that.
     void ask(Waiter &waiter, const residency::FetchAsked &asked, Commands &out)
         STW_REQUIRES(runtime_lock);
     // The same of the library's own pieces: blocks until they are there, or the deadline passes.
@@ -80,14 +80,17 @@ public:
         STW_EXCLUDES(runtime_lock);
     // Null: somebody else's fetch, or answered.
     [[nodiscard]] Waiter *find(residency::FetchId fetch) const STW_REQUIRES(runtime_lock);
-    void expect_no_more(residency::FetchId fetch) STW_REQUIRES(runtime_lock)
+    void forget_waiter(residency::FetchId fetch) STW_REQUIRES(runtime_lock)
     {
         waiters_.erase(fetch);
     }
     // A fetch waits for a view to end, which its end is told of even where it takes no lock.
-    [[nodiscard]] bool has_stuck() const { return stuck_.load(std::memory_order_relaxed) != 0; }
+    [[nodiscard]] bool has_stuck_fetch() const
+    {
+        return stuck_.load(std::memory_order_relaxed) != 0;
+    }
 
-    // Before what views that the library keeps for itself could hold up. With no lock held.
+    // To be called before anything is waited for that views of the library itself could block.
     void give_way() STW_EXCLUDES(runtime_lock);
 
     // ---- progress ------------------------------------------------------------------------------

@@ -17,7 +17,9 @@ public:
     virtual void unlocked() {}
     // Views that the library keeps for itself end. With no lock held.
     virtual void give_way() {}
-    // The timer calls: with no lock, then under the lock, at the latest when this is due.
+    // The timer calls at each of its wake-ups, first with no lock, then under the lock; at the
+    // latest when this is due. A hook compares with its own time. If that becomes earlier outside
+    // of these calls, Dispatcher::arm_timer() has to be called.
     [[nodiscard]] virtual residency::Instant due() const STW_REQUIRES(runtime_lock)
     {
         return residency::kNever;

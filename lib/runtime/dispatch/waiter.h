@@ -149,7 +149,7 @@ struct Waiter {
     Waiter &operator=(const Waiter &) = delete;
 
     residency::FetchId fetch = 0;
-    // Before, what follows is guarded by the lock as well.
+    // Until it is true, the fields below are guarded by the lock as well.
     bool done STW_GUARDED_BY(runtime_lock) = false;
     bool collected = false;
     Status status;

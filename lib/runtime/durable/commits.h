@@ -41,11 +41,11 @@ public:
     Status generation_info(uint64_t generation, stw_generation_info *info_out);
     Status generation_metadata(uint64_t generation, void *buffer, uint64_t capacity_bytes,
                                uint64_t *bytes_out);
-    void run_commit(CommitWork &work);
 
     void run(Collective &work) override { run_commit(*work.commit); }
 
 private:
+    void run_commit(CommitWork &work);
     Status begin_commit(const std::shared_ptr<CommitWork> &work);
     [[nodiscard]] Status durable_view_open();
     Status commit_over_ranks(CommitWork &work);

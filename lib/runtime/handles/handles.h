@@ -48,7 +48,7 @@ struct TensorNotes {
     uint64_t contributions = 0;  // to sums in it, since it was made
     uint64_t read_touches = 0;   // faults at its address
     uint64_t write_touches = 0;
-    bool trained = false;            // counted in Runtime::trained_bytes_
+    bool trained = false;            // counted in Placement::trained_bytes
     TensorHolder *holder = nullptr;  // it cannot be destroyed meanwhile
 };
 

@@ -18,7 +18,7 @@ public:
     StepModels &operator=(const StepModels &) = delete;
 
     Status advise(const stw_phase *phase, stw_plan_advice *advice_out, uint32_t capacity,
-                  uint32_t *count_out) const;  // advice.cpp
+                  uint32_t *count_out) const;
     void copy_steps(const std::vector<const schedule::Step *> &steps, StepModel *model) const
         STW_REQUIRES(runtime_lock);
     void settle_model(const std::vector<observe::LinkTotal> &totals, StepModel *model) const;

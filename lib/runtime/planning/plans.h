@@ -26,9 +26,7 @@ public:
     void expect_bandwidths(const profile::Tuning &tuning);
     void take_bandwidths(const std::vector<observe::LinkTotal> &links) STW_REQUIRES(runtime_lock);
     void ask_plan(uint32_t phase, const std::vector<observe::LinkTotal> &totals);
-    void prepare_plan(PlanWork &work) const;
     void follow_plan(uint32_t phase) STW_REQUIRES(runtime_lock);
-    [[nodiscard]] uint64_t plans_bytes() const STW_REQUIRES(runtime_lock);
     void report_plans(report::ReportData &data) const STW_REQUIRES(runtime_lock);
 
     Planner planner{[this](PlanWork &work) { prepare_plan(work); }};
@@ -41,6 +39,8 @@ public:
     }
 
 private:
+    void prepare_plan(PlanWork &work) const;
+    [[nodiscard]] uint64_t plans_bytes() const STW_REQUIRES(runtime_lock);
     std::unique_ptr<PlanWork> plan_question(uint32_t phase) STW_REQUIRES(runtime_lock);
     uint64_t planning_bytes(const std::vector<const schedule::Step *> &steps) const
         STW_REQUIRES(runtime_lock);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the runtime does with what it has learned: tells the trace what the program does, and asks
-// the core for the prefetches and early write-backs that a phase's lookahead proposes. Under the
-// lock, after an event that can have changed the answer.
+// Asks the core for the prefetches and early write-backs that a phase's lookahead proposes. Under
+// the lock, after an event that can have changed the answer.
 #include "lib/runtime/planning/prefetcher.h"
 
 #include "lib/runtime/addresses/metadata.h"

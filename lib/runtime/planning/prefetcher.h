@@ -22,12 +22,7 @@ public:
     Prefetcher &operator=(const Prefetcher &) = delete;
 
     void look_ahead() STW_REQUIRES(runtime_lock);
-    bool end_hint(residency::FetchId fetch, const Status &status) STW_REQUIRES(runtime_lock);
     void plan_now();
-
-    uint64_t lookahead_bytes_ STW_GUARDED_BY(runtime_lock) = 0;  // of all phases
-    residency::Instant plan_wake_ STW_GUARDED_BY(runtime_lock) =
-        residency::kNever;  // it looks again then
 
     bool granted(residency::Granted &granted, residency::Instant now, Commands &out) override
         STW_REQUIRES(runtime_lock);
@@ -49,12 +44,16 @@ public:
     void end_pause() STW_EXCLUDES(runtime_lock);
 
 private:
+    bool end_hint(residency::FetchId fetch, const Status &status) STW_REQUIRES(runtime_lock);
     void look_ahead_in(uint32_t phase) STW_REQUIRES(runtime_lock);
     bool make_lookahead(Phase &phase) STW_REQUIRES(runtime_lock);
 
     MetadataBudget &metadata_;
     PlanStore &plans_;
     uint32_t plan_pauses_ STW_GUARDED_BY(runtime_lock) = 0;  // calls that wait for quiet
+    residency::Instant plan_wake_ STW_GUARDED_BY(runtime_lock) =
+        residency::kNever;                                       // it looks again then
+    uint64_t lookahead_bytes_ STW_GUARDED_BY(runtime_lock) = 0;  // of all phases
 };
 
 }  // namespace stepwell

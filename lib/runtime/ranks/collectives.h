@@ -32,7 +32,6 @@ public:
     [[nodiscard]] bool works_here() const override;
     Status drain_ranks(residency::Instant begin, residency::Instant deadline);
     [[nodiscard]] bool ranks_stopped() const STW_REQUIRES(runtime_lock);
-    void tell_ranks();
     void queue_collective(std::unique_ptr<Collective> next) STW_REQUIRES(runtime_lock);
     bool work_one() override STW_REQUIRES(runtime_lock);
     bool wait_ranks(residency::Instant begin, residency::Instant deadline,
@@ -54,6 +53,7 @@ public:
     void unlocked() override { notify(); }  // a thread that wakes needs the lock
 
 private:
+    void tell_ranks();
     void run_collective(Collective &work) STW_EXCLUDES(runtime_lock);
     void lose_bucket();
     void share_failure();

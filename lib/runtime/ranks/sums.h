@@ -42,8 +42,6 @@ public:
     Status end(const ViewSlot &view, bool by_gate, uint32_t flags) override;
     Status queue_reduce(stw_tensor *tensor, residency::TensorId source, bool gives,
                         const Status &cause);
-    void run_reduce(Collective &work);
-    void run_verdict(Collective &work);
     std::shared_ptr<LocalVerdict> queue_verdict(OptimizerBody &body,
                                                 const std::vector<stw_tensor *> &parameters,
                                                 const update::StepOptions &step);
@@ -52,6 +50,8 @@ public:
     CollectiveRunner &runner() { return *this; }
 
 private:
+    void run_verdict(Collective &work);
+    void run_reduce(Collective &work);
     void run(Collective &work) override;
 
     Status agree_sum(collective::Record mine, SumAgreed *agreed);

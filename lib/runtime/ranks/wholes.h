@@ -43,14 +43,10 @@ public:
     Status make_whole(stw_tensor &tensor) override STW_REQUIRES(runtime_lock);
     Status ask_wholes(Waiter &waiter);
     Status fetch_wholes(Waiter &waiter);
-    void pump_wholes(Commands &out) STW_REQUIRES(runtime_lock);
     void undo_wholes(Waiter &waiter);
     void release_refused(Waiter &waiter, Commands &out) STW_REQUIRES(runtime_lock);
     bool end_wholes_early(Waiter &waiter, Commands &out) STW_REQUIRES(runtime_lock);
-    Status empty_bucket(const Collective &work, const GatherLayout &layout, char *gathered);
-    void run_gather(Collective &work);
     Status make_bucket(uint64_t bytes);
-    void run_keep(Collective &work);
     Status end(const ViewSlot &view, bool by_gate, uint32_t flags) override;
     Status write_shards(stw_tensor *tensor, Commands &out) override STW_REQUIRES(runtime_lock);
     Status await_gathers(stw_tensor *const *tensors, uint32_t n) override;
@@ -65,6 +61,10 @@ public:
     void after_round(residency::Instant now, Commands &out) override STW_REQUIRES(runtime_lock);
 
 private:
+    void run_keep(Collective &work);
+    void run_gather(Collective &work);
+    Status empty_bucket(const Collective &work, const GatherLayout &layout, char *gathered);
+    void pump_wholes(Commands &out) STW_REQUIRES(runtime_lock);
     void run(Collective &work) override;
 
     Status check_gathered(const FetchPlan &plan) const;

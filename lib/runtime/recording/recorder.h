@@ -52,7 +52,7 @@ public:
     uint64_t accesses STW_GUARDED_BY(runtime_lock) = 0;  // of tensors, since open
     std::vector<std::unique_ptr<Phase>> phases STW_GUARDED_BY(runtime_lock);
     observe::StallLedger stalls STW_GUARDED_BY(runtime_lock);
-    uint64_t hits_heard STW_GUARDED_BY(runtime_lock) = 0;  // that it has heard of
+    uint64_t hits_heard STW_GUARDED_BY(runtime_lock) = 0;  // drained from the rings of threads
     uint64_t misses STW_GUARDED_BY(runtime_lock) = 0;
     std::atomic<uint64_t> step_now{0};  // of the newest step that is open; 0: none
 

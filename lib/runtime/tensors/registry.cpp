@@ -403,8 +403,7 @@ void TensorRegistry::unregister_tensor(stw_tensor *tensor, Commands &out)
     STW_ASSERT(status.ok());
     handles_.erase(tensor);
     errors_.forget(tensor->id);
-    zeros_.zeros_owed.erase(tensor->id);
-    zeros_.zeros_owed_count.store(zeros_.zeros_owed.size(), std::memory_order_relaxed);
+    zeros_.forget(tensor->id);
     const auto named = names_.find(tensor->name);
     if (named != names_.end() && named->second == tensor) names_.erase(named);
     tensor->runtime = nullptr;
@@ -437,7 +436,7 @@ Status TensorRegistry::tensor_info(stw_tensor *tensor, stw_tensor_info *info_out
     MutexLock lock(dispatch_.mutex());
     stw_tensor_info info{};
     info.struct_size = std::min<uint32_t>(info_out->struct_size, sizeof info);
-    const bool zeros = zeros_.zeros_owed.count(tensor->id) > 0;
+    const bool zeros = zeros_.owes(tensor->id);
     info.state = static_cast<uint32_t>(zeros ? residency::Contents::kValid
                                              : dispatch_.core.contents(tensor->id));
     info.restored = tensor->notes.restored ? 1 : 0;

@@ -16,40 +16,45 @@ void OwedZeros::note_zeros(TensorId tensor)
         dispatch_.core.contents(tensor) != residency::Contents::kEmpty) {
         return;
     }
-    zeros_owed.insert(tensor);
-    zeros_owed_count.store(zeros_owed.size(), std::memory_order_relaxed);
+    owed_.insert(tensor);
+    count_.store(owed_.size(), std::memory_order_relaxed);
 }
 
 // Before the tensor is used: its zeros are on their way, and who uses it waits for them alone.
 Status OwedZeros::write_zeros(const stw_tensor *tensor)
 {
-    if (zeros_owed_count.load(std::memory_order_relaxed) == 0) return {};
+    if (count_.load(std::memory_order_relaxed) == 0) return {};
     uint64_t bytes = 0;
     {
         MutexLock lock(dispatch_.mutex());
-        if (zeros_owed.count(tensor->id) == 0) return {};
+        if (owed_.count(tensor->id) == 0) return {};
         bytes = dispatch_.core.spec(tensor->id).bytes;  // as created, and at least one
     }
     STW_TRY(machine_.pipeline->zero(tensor->id, bytes));
     MutexLock lock(dispatch_.mutex());
-    zeros_owed.erase(tensor->id);
-    zeros_owed_count.store(zeros_owed.size(), std::memory_order_relaxed);
+    forget(tensor->id);
     return {};
 }
 
 // Of all tensors: an optimizer asks for many.
 Status OwedZeros::write_all_zeros()
 {
-    if (zeros_owed_count.load(std::memory_order_relaxed) == 0) return {};
+    if (count_.load(std::memory_order_relaxed) == 0) return {};
     std::vector<stw_tensor *> owed;
     {
         MutexLock lock(dispatch_.mutex());
-        for (const TensorId tensor : zeros_owed) {
+        for (const TensorId tensor : owed_) {
             if (stw_tensor *handle = handles_.at(tensor)) owed.push_back(handle);
         }
     }
     for (const stw_tensor *tensor : owed) STW_TRY(write_zeros(tensor));
     return {};
+}
+
+void OwedZeros::forget(TensorId tensor)
+{
+    owed_.erase(tensor);
+    count_.store(owed_.size(), std::memory_order_relaxed);
 }
 
 }  // namespace stepwell

@@ -17,11 +17,16 @@ public:
     Status write_zeros(const stw_tensor *tensor);
     Status write_all_zeros();
 
-    std::set<residency::TensorId> zeros_owed
-        STW_GUARDED_BY(runtime_lock);  // empty, but read as zeros
-    std::atomic<size_t> zeros_owed_count{0};
+    [[nodiscard]] bool owes(residency::TensorId tensor) const STW_REQUIRES(runtime_lock)
+    {
+        return owed_.count(tensor) > 0;
+    }
+    // The tensor is destroyed.
+    void forget(residency::TensorId tensor) STW_REQUIRES(runtime_lock);
 
 private:
+    std::set<residency::TensorId> owed_ STW_GUARDED_BY(runtime_lock);  // empty, but read as zeros
+    std::atomic<size_t> count_{0};                                     // of these
 };
 
 }  // namespace stepwell

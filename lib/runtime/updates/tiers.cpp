@@ -143,7 +143,7 @@ void TierAccess::updates_wait()
     Dispatcher::Deferred deferred;
     {
         MutexLock lock(dispatch_.mutex());
-        if (!sleepers_.sleepers.empty()) sleepers_.break_deadlocks();
+        sleepers_.before_unlock();
         deferred = dispatch_.take_deferred();
     }
     dispatch_.call_out(deferred);

@@ -20,11 +20,8 @@ public:
     VictimPolicy &operator=(const VictimPolicy &) = delete;
 
     Status set_victim_policy(const stw_victim_policy *policy, uint64_t timeout_ns);
-    [[nodiscard]] bool has_policy() const STW_REQUIRES(runtime_lock);
-    [[nodiscard]] uint64_t policy_bytes(uint64_t tensors) const;
     Status end_policy(uint64_t timeout_ns);
     void ask_policy() STW_REQUIRES(runtime_lock);
-    void note_departures() STW_REQUIRES(runtime_lock);
 
     std::unique_ptr<Scoring> scoring STW_GUARDED_BY(runtime_lock)
         STW_PT_GUARDED_BY(runtime_lock);  // null until there is a policy
@@ -35,6 +32,9 @@ public:
         STW_REQUIRES(runtime_lock);
 
 private:
+    [[nodiscard]] uint64_t policy_bytes(uint64_t tensors) const;
+    void note_departures() STW_REQUIRES(runtime_lock);
+    [[nodiscard]] bool has_policy() const STW_REQUIRES(runtime_lock);
     [[nodiscard]] Status check_policy_room() const STW_REQUIRES(runtime_lock);
     Status start_policy_thread() STW_REQUIRES(runtime_lock);
     Status await_policy(uint64_t timeout_ns, bool closes) STW_REQUIRES(runtime_lock);

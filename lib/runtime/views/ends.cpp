@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Release: the end of views. Read views of resident tensors end without the lock; the others tell
-// the core what became of the bytes. Also operations: fetches that somebody collects later.
+// the core what became of the bytes.
 #include "lib/runtime/views/ends.h"
 
 #include "lib/runtime/addresses/addresses.h"
@@ -60,7 +60,7 @@ Status ViewEnds::release(stw_view *views, uint32_t n, void *stream, uint32_t fla
         ViewTable::push_end(*state, tensor->id, place, step);
     }
     const bool last = tensor->doors[place].gate.unpin();
-    if (!last && (flags & kHints) == 0 && !dispatch_.has_stuck() && !errors_.any()) return {};
+    if (!last && (flags & kHints) == 0 && !dispatch_.has_stuck_fetch() && !errors_.any()) return {};
     Status status;
     dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         const bool far = (flags & STW_RELEASE_FAR) != 0;
@@ -212,23 +212,6 @@ Status ViewEnds::release_reduce(const ViewSlot &slot, uint32_t flags)
     return buffers_.accumulate(slot, slot.tensor->id, slot.tensor->elements);
 }
 
-uint64_t buffer_bytes(const ViewSlot &view)
-{
-    const stw_tensor *tensor = view.tensor;
-    const uint64_t elements = view.byte_count / (tensor->element_bits / 8);
-    const uint32_t dtype = view.dtype;
-    return sum_elements(*tensor, view.access, elements) *
-           (dtype == 0 ? tensor->element_bits / 8 : stw_dtype_bits(dtype) / 8);
-}
-
-// A whole buffer that is summed over ranks has the padding of their parts.
-uint64_t sum_elements(const stw_tensor &tensor, uint32_t access, uint64_t elements)
-{
-    const bool pads =
-        access == STW_REDUCE && tensor.sharding && elements == tensor.sharding->elements();
-    return pads ? tensor.sharding->padded_elements() : elements;
-}
-
 // What was converted goes with its view.
 Status ViewEnds::release_converted(const ViewSlot &slot, uint32_t flags)
 {
@@ -296,7 +279,5 @@ Status ViewEnds::move_to_export(stw_view *view, stw_view *moved_out)
     view->pointer = nullptr;
     return {};
 }
-
-// ------------------------------------------------------------------------------- operations --
 
 }  // namespace stepwell

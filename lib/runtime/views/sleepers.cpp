@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Threads of the program that wait for a fetch: what the wait is put down to, whether it could only
-// end by the asker itself, and who gives way when sleepers wait for each other.
+// end by the asker itself, and which fetch is refused when sleepers wait for each other.
 #include "lib/runtime/views/sleepers.h"
 
 #include "lib/observe/nvtx.h"
@@ -69,7 +69,7 @@ std::vector<residency::Held> Sleepers::held_by_sleepers()
         const ViewSlot &view = views_.slot(index);
         const uint32_t owner = view.owner;
         const bool sleeps =
-            std::any_of(sleepers.begin(), sleepers.end(),
+            std::any_of(asleep_.begin(), asleep_.end(),
                         [owner](const residency::Sleeper &at) { return at.owner == owner; });
         if (!sleeps || views_.hands_over(owner)) continue;
         residency::Held at;
@@ -91,7 +91,7 @@ std::vector<residency::Held> Sleepers::held_by_sleepers()
 
 void Sleepers::before_unlock()
 {
-    if (!sleepers.empty()) break_deadlocks();
+    if (!asleep_.empty()) break_deadlocks();
 }
 
 // Asked whenever something has changed and somebody sleeps.
@@ -101,13 +101,13 @@ void Sleepers::break_deadlocks()
     if (work_ && !work_->is_idle()) return;
     for (;;) {
         const bool blocked =
-            std::any_of(sleepers.begin(), sleepers.end(),
+            std::any_of(asleep_.begin(), asleep_.end(),
                         [this](const residency::Sleeper &sleeper) STW_REQUIRES(runtime_lock) {
                             return dispatch_.core.is_blocked(sleeper.fetch);
                         });
         if (!blocked) return;
         const residency::FetchId fetch = dispatch_.core.find_deadlock(
-            held_by_sleepers(), sleepers,
+            held_by_sleepers(), asleep_,
             machine_.pipeline ? machine_.pipeline->blocked_chunks() : 0);
         if (fetch == 0) return;
         constexpr uint32_t kLinesMax = 16;
@@ -138,7 +138,7 @@ void Sleepers::sleep_on(Waiter &waiter, residency::Instant deadline, bool until_
     const bool copies = waiter.fetch == 0 && waiter.snapshot;
     const residency::Sleeper sleeper{recorder_.owner_number(),
                                      copies ? waiter.snapshot->chunk.fetch : waiter.fetch};
-    if (until_answered && sleeper.owner != 0) sleepers.push_back(sleeper);  // 0: not known who
+    if (until_answered && sleeper.owner != 0) asleep_.push_back(sleeper);  // 0: not known who
     break_deadlocks();
     if (const Dispatcher::Deferred deferred = dispatch_.take_deferred(); !deferred.empty()) {
         const MutexUnlock unlocked(dispatch_.mutex());
@@ -154,9 +154,9 @@ void Sleepers::sleep_on(Waiter &waiter, residency::Instant deadline, bool until_
         (void)waiter.cv.wait_until(dispatch_.mutex(), std::min(deadline, time + longest));
     }
     // What it sleeps for may be another fetch by now, see sleep_follows(). A thread sleeps once.
-    const auto mine = std::find_if(sleepers.begin(), sleepers.end(),
+    const auto mine = std::find_if(asleep_.begin(), asleep_.end(),
                                    [&](const auto &at) { return at.owner == sleeper.owner; });
-    if (mine != sleepers.end()) sleepers.erase(mine);
+    if (mine != asleep_.end()) asleep_.erase(mine);
 }
 
 void Sleepers::await(Waiter &waiter, residency::TensorId tensor)
@@ -183,7 +183,7 @@ std::string Sleepers::describe_views(uint32_t lines_max)
         if (lines_max-- == 0) return text + "; ...";
         const ViewSlot &view = views_.slot(index);
         const uint32_t owner = view.owner;
-        const bool sleeps = std::any_of(sleepers.begin(), sleepers.end(),
+        const bool sleeps = std::any_of(asleep_.begin(), asleep_.end(),
                                         [&](const auto &at) { return at.owner == owner; });
         text += format_text("%s%s to %s, of thread %u%s%s", text.empty() ? "" : "; ",
                             tensor_text(view.tensor->name).c_str(),
@@ -255,7 +255,7 @@ Status Sleepers::self_wait(stw_tensor *tensor, residency::Access access, uint32_
 void Sleepers::sleep_follows(residency::FetchId before, residency::FetchId after)
 {
     if (before == 0) return;
-    for (residency::Sleeper &sleeper : sleepers) {
+    for (residency::Sleeper &sleeper : asleep_) {
         if (sleeper.fetch == before) sleeper.fetch = after;
     }
 }

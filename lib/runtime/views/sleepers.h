@@ -29,7 +29,6 @@ public:
     Sleepers &operator=(const Sleepers &) = delete;
 
     bool waits_for_itself(const Waiter &waiter, std::string *tensor_out) STW_REQUIRES(runtime_lock);
-    void break_deadlocks() STW_REQUIRES(runtime_lock);
     [[nodiscard]] observe::Stall cause_of(const Waiter &waiter) const STW_REQUIRES(runtime_lock);
     // The wait is put down to the tensor.
     void await(Waiter &waiter, residency::TensorId tensor);
@@ -43,17 +42,17 @@ public:
     void sleep_follows(residency::FetchId before, residency::FetchId after)
         STW_REQUIRES(runtime_lock);
 
-    // Threads of the program in await() or wait().
-    std::vector<residency::Sleeper> sleepers STW_GUARDED_BY(runtime_lock);
-
     void set_work(CallerWork &work) { work_ = &work; }
     [[nodiscard]] bool works_here() const { return work_ && work_->works_here(); }
     void before_unlock() override STW_REQUIRES(runtime_lock);
 
 private:
+    void break_deadlocks() STW_REQUIRES(runtime_lock);
     std::vector<residency::Held> held_by_sleepers() STW_REQUIRES(runtime_lock);
 
     CallerWork *work_ = nullptr;  // null: there are no ranks
+    // Threads of the program in sleep_on().
+    std::vector<residency::Sleeper> asleep_ STW_GUARDED_BY(runtime_lock);
 };
 
 }  // namespace stepwell

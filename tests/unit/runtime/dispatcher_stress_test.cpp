@@ -219,7 +219,7 @@ private:
     // As in the runtime: the end of a view in a gate is an event only if a fetch waits for it.
     void release(TensorId tensor, Access access, residency::Gate *gate)
     {
-        if (gate && !gate->unpin() && !dispatch_.has_stuck()) return;
+        if (gate && !gate->unpin() && !dispatch_.has_stuck_fetch()) return;
         dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
             if (gate) return core.gate_idle(tensor, Dispatcher::now(), out);
             core.release(release_of(tensor, access), Dispatcher::now(), out);
@@ -276,7 +276,7 @@ void expect_nothing_left(World &world)
     EXPECT_EQ(world.waiting.size(), 0u);
     EXPECT_EQ(world.dispatch.core.waiting_fetches(), 0u);
     EXPECT_EQ(world.dispatch.core.transfers_in_flight(), 0u);
-    EXPECT_FALSE(world.dispatch.has_stuck());
+    EXPECT_FALSE(world.dispatch.has_stuck_fetch());
     EXPECT_EQ(world.dispatch.core.check(), "");
     EXPECT_EQ(world.answers, world.asked);
     EXPECT_EQ(world.lines_heard.load(), world.lines_said);

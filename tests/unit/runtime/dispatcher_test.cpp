@@ -74,7 +74,7 @@ TEST_F(DispatcherTest, AWaiterThatIsNoLongerExpectedIsNotAnswered)
     ask(waiter, tensor, Access::kRead);
     {
         MutexLock lock(dispatch_->mutex());
-        dispatch_->expect_no_more(waiter.fetch);
+        dispatch_->forget_waiter(waiter.fetch);
         EXPECT_EQ(dispatch_->find(waiter.fetch), nullptr);
     }
     (void)record_.take();
@@ -268,7 +268,7 @@ protected:
             MutexLock lock(dispatch_->mutex());
             gate_ = &dispatch_->core.gate(held_, kHostPlace);
         }
-        EXPECT_FALSE(dispatch_->has_stuck());
+        EXPECT_FALSE(dispatch_->has_stuck_fetch());
         ask(waiter_, wanted_, Access::kRead, residency::kFetchWaitRoom);
         EXPECT_FALSE(is_answered(waiter_));
     }
@@ -283,9 +283,9 @@ protected:
 TEST_F(StuckTest, HasStuckFollowsTheCore)
 {
     hold_and_ask();
-    EXPECT_TRUE(dispatch_->has_stuck());
+    EXPECT_TRUE(dispatch_->has_stuck_fetch());
     release(holder_, held_, Access::kRead);
-    EXPECT_FALSE(dispatch_->has_stuck());
+    EXPECT_FALSE(dispatch_->has_stuck_fetch());
     finish_all();
     EXPECT_EQ(code_of(waiter_), STW_OK);
     release(waiter_, wanted_, Access::kRead);
@@ -301,13 +301,13 @@ TEST_F(StuckTest, AViewThatEndsWhileAFetchGetsStuckIsNoticed)
     ASSERT_TRUE(holder_.grants.at(0).by_gate);
     bool told = true;
     first_.in_round = [&]() STW_REQUIRES(runtime_lock) {
-        told = dispatch_->core.gate(held_, kHostPlace).unpin() || dispatch_->has_stuck();
+        told = dispatch_->core.gate(held_, kHostPlace).unpin() || dispatch_->has_stuck_fetch();
     };
     ask(waiter_, wanted_, Access::kRead, residency::kFetchWaitRoom);
     EXPECT_FALSE(told);
     finish_all();
     EXPECT_EQ(code_of(waiter_), STW_OK);
-    EXPECT_FALSE(dispatch_->has_stuck());
+    EXPECT_FALSE(dispatch_->has_stuck_fetch());
     release(waiter_, wanted_, Access::kRead);
 }
 

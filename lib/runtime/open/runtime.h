@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runtime: constructs the rooms in order, opens and closes them. What happens to tensors between the
-// two is the rooms' own.
+// Runtime: constructs the rooms in order, opens and closes them. What happens to tensors between
+// the two is the rooms' own.
 #pragma once
 
 #include "lib/observe/log_relay.h"

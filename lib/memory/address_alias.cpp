@@ -75,7 +75,7 @@ try {
     if (is_mapped_to(index, slots)) return {};
     DeviceStreams::MarkList marks;
     STW_TRY(streams_->marks_of(users_, &marks));
-    // As of before the call: memory given back meanwhile is not mapped any more.
+    // Read before the call: memory that is decommitted during it counts as not mapped.
     std::vector<uint64_t> words(slots.count);
     for (uint32_t i = 0; i < slots.count; ++i) words[i] = word_of(slots.first + i);
     if (as_runs_) forget_other_runs(slots.first - index);

@@ -206,7 +206,8 @@ void Core::transfer_done(TransferId id, const Status &status, Instant, Commands 
         }
         if (!in_flight) lifetimes_.free_pack(block.pack, out);
     }
-    for (PlaceId place = 0; place < places_.count(); ++place) victims_.stir(id_block, place);
+    for (PlaceId place = 0; place < places_.count(); ++place)
+        victims_.note_evictable(id_block, place);
     runner_.advance_queue(out);
 }
 

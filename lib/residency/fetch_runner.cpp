@@ -10,7 +10,7 @@ namespace stepwell::residency {
 // A pass over the waiting fetches, repeated while an answer changes what others may have.
 void FetchRunner::advance(Commands &out)
 {
-    if (!advancing_) order_.forget_barren();
+    if (!advancing_) order_.forget_no_victims();
     advance_queue(out);
 }
 
@@ -232,7 +232,7 @@ bool FetchRunner::finish(FetchId id, Commands &out)
     }
     for (const Target &target : fetch.targets) {
         --blocks_.replica(target.block, target.place).holds;
-        victims_.stir(target.block, target.place);
+        victims_.note_evictable(target.block, target.place);
     }
     if (prefetch) addresses_.conceal_asked(fetch);
     fetches_.forget(fetch);
@@ -293,7 +293,7 @@ void FetchRunner::refuse(FetchId id, Status why, Commands &out)
             const bool idle = !here.filling && here.holds == 0 && here.pins == 0;
             const bool useless = idle && (!here.valid || packs_.is_worthless(target.block));
             if (useless) occupancy_.drop(target.block, target.place, out);
-            victims_.stir(target.block, target.place);
+            victims_.note_evictable(target.block, target.place);
         }
     }
     for (size_t i = 0; i < fetch.asked.requests.size(); ++i) {

@@ -114,9 +114,9 @@ Room Reservation::make_room(Fetch &fetch, PlaceId place, uint32_t needed, bool w
     }
     if (arena.free(whole) >= needed) return Room::kTaken;
     while (!whole && arena.free() + occupancy_.coming(place) < needed) {
-        if (order_.is_barren(place, fetch)) break;
+        if (order_.has_no_victims(place, fetch)) break;
         const BlockId victim = victims_.pick(place, fetch);
-        if (victim == kNone) order_.note_barren(place, fetch);
+        if (victim == kNone) order_.note_no_victims(place, fetch);
         if (victim == kNone || !evictions_.start(victim, place, out)) break;
     }
     if (arena.free(whole) >= needed) return Room::kTaken;

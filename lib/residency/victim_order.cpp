@@ -34,24 +34,24 @@ uint64_t VictimOrder::next_use(BlockId block) const
 
 // A hint that waits for room would search the same blocks after every transfer. A hint that needs
 // its bytes no sooner finds nothing either, until an event other than the end of a transfer.
-bool VictimOrder::is_barren(PlaceId place, const Fetch &fetch) const
+bool VictimOrder::has_no_victims(PlaceId place, const Fetch &fetch) const
 {
-    const Barren &known = barren_[place];
+    const NoVictims &known = no_victims_[place];
     return known.known && known.until >= event_ && (fetch.asked.flags & kFetchPrefetch) != 0 &&
            fetch.needed_in >= known.needed_in;
 }
 
-void VictimOrder::note_barren(PlaceId place, const Fetch &fetch)
+void VictimOrder::note_no_victims(PlaceId place, const Fetch &fetch)
 {
     if ((fetch.asked.flags & kFetchPrefetch) == 0) return;
     // Pins in gates end without an event, so the result holds for this event only.
-    barren_[place] = {true, fetch.needed_in, gates_.pins_seen() ? event_ : kNever};
+    no_victims_[place] = {true, fetch.needed_in, gates_.pins_seen() ? event_ : kNever};
 }
 
-// The block may leave now: the place is not barren any more for hints that may take its room.
+// The block can be evicted now: the place has a victim again for hints that may take its room.
 void VictimOrder::note_movable(BlockId block, PlaceId place)
 {
-    Barren &known = barren_[place];
+    NoVictims &known = no_victims_[place];
     const uint64_t next = next_use(block);
     known.known = next != kNever && next <= known.needed_in;
 }
@@ -205,7 +205,7 @@ void VictimOrder::replan()
 // Rebuilds the order from scores and plan; without either it is empty.
 void VictimOrder::order_anew()
 {
-    barren_ = {};
+    no_victims_ = {};
     for (std::set<Rank> &order : ranked_) order.clear();
     for (PackId id = 0; id < packs_.size(); ++id) {
         for (PlaceId place = 0; place < places_.count(); ++place) {

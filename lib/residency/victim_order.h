@@ -41,11 +41,11 @@ public:
         return next != kNever && next <= fetch.needed_in;
     }
 
-    [[nodiscard]] bool is_barren(PlaceId place, const Fetch &fetch) const;
-    void note_barren(PlaceId place, const Fetch &fetch);
-    [[nodiscard]] bool is_barren(PlaceId place) const { return barren_[place].known; }
+    [[nodiscard]] bool has_no_victims(PlaceId place, const Fetch &fetch) const;
+    void note_no_victims(PlaceId place, const Fetch &fetch);
+    [[nodiscard]] bool has_no_victims(PlaceId place) const { return no_victims_[place].known; }
     void note_movable(BlockId block, PlaceId place);
-    void forget_barren() { barren_ = {}; }
+    void forget_no_victims() { no_victims_ = {}; }
 
     // Lowest first: the order in which packs leave.
     [[nodiscard]] const std::set<Rank> &ranked(PlaceId place) const { return ranked_[place]; }
@@ -66,7 +66,7 @@ public:
 
 private:
     // Of a place: no hint whose bytes are needed then, or later, finds a block that may leave.
-    struct Barren {
+    struct NoVictims {
         bool known = false;
         uint64_t needed_in = 0;
         uint64_t until = 0;  // the event in which it was found, or kNever
@@ -88,7 +88,7 @@ private:
     const VictimPolicy *policy_ = &recency_only_;
     std::array<std::set<Rank>, kPlacesMax> ranked_;  // scored or planned: packs with blocks there
     std::vector<std::set<Rank>::node_type> spare_;   // of packs that left
-    std::array<Barren, kPlacesMax> barren_{};
+    std::array<NoVictims, kPlacesMax> no_victims_{};
     bool scored_ = false;
     bool has_plan_ = false;
     uint64_t event_ = 0;  // see NextUse

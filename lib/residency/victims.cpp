@@ -82,9 +82,9 @@ BlockId Victims::pick(PlaceId place, const Fetch &fetch)
 }
 
 // The block may be able to leave now.
-void Victims::stir(BlockId block, PlaceId place)
+void Victims::note_evictable(BlockId block, PlaceId place)
 {
-    if (order_.is_barren(place) && is_movable(block, place, nullptr)) {
+    if (order_.has_no_victims(place) && is_movable(block, place, nullptr)) {
         order_.note_movable(block, place);
     }
 }

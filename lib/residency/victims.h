@@ -26,7 +26,7 @@ public:
     [[nodiscard]] bool may_leave(BlockId block, PlaceId place, const Fetch *fetch) const;
     [[nodiscard]] bool is_movable(BlockId block, PlaceId place, const Fetch *fetch) const;
     [[nodiscard]] bool may_rest(const Pack &pack, PlaceId place) const;
-    void stir(BlockId block, PlaceId place);
+    void note_evictable(BlockId block, PlaceId place);
 
 private:
     [[nodiscard]] bool stays(BlockId block, PlaceId place) const;

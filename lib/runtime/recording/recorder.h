@@ -4,12 +4,14 @@
 #pragma once
 
 #include "lib/observe/step_history.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/dispatch/waiter.h"
+#include "lib/runtime/handles/lock.h"
 #include "lib/runtime/recording/phase.h"
 
 namespace stepwell {
 
+class Dispatcher;
+struct Machine;
 class HandleTable;
 class ViewTable;
 

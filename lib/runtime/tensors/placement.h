@@ -35,8 +35,6 @@ public:
 
     // Of ranges at places of this process; those with memory of the caller's pass through.
     [[nodiscard]] Status fits(const std::vector<Range> &ranges) const STW_EXCLUDES(runtime_lock);
-
-private:
 };
 
 }  // namespace stepwell

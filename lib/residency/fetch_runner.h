@@ -39,7 +39,8 @@ public:
     }
 
     // After an event: serves waiting fetches, then starts early write-backs. advance() also forgets
-    // which places have no victims; after the end of a transfer Victims::note_evictable() has done what is needed.
+    // which places have no victims; after the end of a transfer Victims::note_evictable() has done
+    // what is needed.
     void advance(Commands &out);
     void advance_queue(Commands &out);
     void wake_waiters(BlockId block, const Flight *failed, const Status &status, Commands &out);

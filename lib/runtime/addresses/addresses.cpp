@@ -57,8 +57,8 @@ try {
     return Status::error(STW_ERROR_MEMORY, "no memory for the address of a tensor");
 }
 
-// Addresses of the pack on every device that maps; the handle may be null (the library's own).
-// Allocates nothing after prepare_tables().
+// Addresses of the pack on every device that maps; the handle is null for the library's own
+// tensors. Allocates nothing after prepare_tables().
 Status AddressTable::address_pack(TensorId id, stw_tensor *handle)
 {
     const residency::PackId pack = dispatch_.core.pack_of(id);
@@ -68,7 +68,7 @@ Status AddressTable::address_pack(TensorId id, stw_tensor *handle)
     addresses.blocks = dispatch_.core.pack_blocks(id);
     for (PlaceId place = 0; place < machine_.tiers.host(); ++place) {
         const memory::Tier &at = machine_.tiers[place];
-        if (handle) {  // it may have been another tensor's
+        if (handle) {  // the handle is reused
             handle->shown[place] = nullptr;
             handle->addresses[place] = nullptr;
         }
@@ -109,8 +109,8 @@ void AddressTable::release_pack(residency::PackId pack)
     pack_addresses[pack] = PackAddresses();
 }
 
-// Null: what is asked for lies in the arena alone. Where a tensor is seen as one run that is so of
-// parts, which only the library itself asks for.
+// Null: the range has no address but the one in the arena. So has a part of a tensor that is
+// aliased as one run; only the library itself asks for such parts.
 memory::AddressAlias *AddressTable::shown_of(const Range &range, PlaceId place) const
 {
     const memory::Tier &at = machine_.tiers[place];
@@ -128,7 +128,7 @@ char *AddressTable::pointer_of(PlaceId place, residency::Slot slot,
     return static_cast<char *>(pack_addresses[transfer.pack].at[place]) + transfer.pack_offset;
 }
 
-// Of a place that maps. Where the block is not guarded a transfer brings it there.
+// For places that map. A block that is not guarded is mapped by its transfer.
 bool AddressTable::is_at_address(PlaceId place, residency::BlockId block) const
 {
     return !dispatch_.core.guards(block, place) || dispatch_.core.is_mapped(block, place);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where bytes are: addresses of packs on devices that map or alias memory, and the one place that
-// says at which address a block, a piece or a view is.
+// Where bytes are: addresses of packs on devices that map or alias memory, and the only code that
+// computes the address of a block, a piece or a view.
 #pragma once
 
 #include "lib/runtime/dispatch/waiter.h"
@@ -10,7 +10,7 @@
 
 namespace stepwell {
 
-// Where a pack is seen.
+// The addresses at which a pack is visible.
 struct PackAddresses {
     uint32_t blocks = 0;
     void *at[residency::kDevicesMax] = {};  // per device; null: none
@@ -28,7 +28,7 @@ public:
                      const residency::Transfer &transfer) const STW_REQUIRES(runtime_lock);
     void *view_pointer(const Range &range, const residency::Grant &grant) const
         STW_REQUIRES(runtime_lock);
-    // Where it lies, if that is not where it is seen.
+    // The address in the arena, which differs from view_pointer() where the tensor has an alias.
     void *arena_pointer(const Range &range, const residency::Grant &grant) const
         STW_REQUIRES(runtime_lock);
     memory::AddressAlias *shown_of(const Range &range, residency::PlaceId place) const;
@@ -41,7 +41,7 @@ public:
     std::vector<PackAddresses> pack_addresses STW_GUARDED_BY(runtime_lock);  // by pack
 
     [[nodiscard]] uint64_t metadata_bytes() const STW_REQUIRES(runtime_lock);
-    // Of the table, to hold so many packs.
+    // Bytes by which the table grows to hold that many packs.
     [[nodiscard]] uint64_t growth_bytes(size_t packs) const STW_REQUIRES(runtime_lock);
     void reserve(size_t packs) STW_REQUIRES(runtime_lock);
 
@@ -51,7 +51,7 @@ private:
     Status show_pack(residency::TensorId tensor, stw_tensor *handle, residency::PlaceId place)
         STW_REQUIRES(runtime_lock);
     uint64_t shown_bytes_ STW_GUARDED_BY(runtime_lock) =
-        0;  // of tensors with an address of their own
+        0;  // aliases of tensors with a fixed address
 };
 
 }  // namespace stepwell

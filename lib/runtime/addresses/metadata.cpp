@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's own tables: counted, and a tensor that would take them past their budget refused.
-// They lie in ordinary memory whatever tiers there are, so their budget is beside the tiers'.
+// The budget of the library's own tables; a tensor that would exceed it is refused. The tables lie
+// in ordinary memory whatever tiers there are, so their budget is separate from the tiers'.
 #include "lib/runtime/addresses/metadata.h"
 
 #include "lib/runtime/addresses/addresses.h"
@@ -10,10 +10,10 @@
 namespace stepwell {
 namespace {
 
-constexpr uint64_t kNameBytes = 32;         // of a tensor's name, for the derived budget
+constexpr uint64_t kNameBytes = 32;         // average of a tensor, for the derived budget
 constexpr uint64_t kNameCopies = 3;         // handle, core, list of names
-constexpr uint64_t kNameNodeBytes = 96;     // of the list of names, with the allocator's share
-constexpr uint64_t kOtherBytes = 8u << 20;  // what is in flight: transfers, fetches, operations
+constexpr uint64_t kNameNodeBytes = 96;     // node of that list, with the allocator's overhead
+constexpr uint64_t kOtherBytes = 8u << 20;  // in flight: transfers, fetches, operations
 
 }  // namespace
 
@@ -22,7 +22,7 @@ uint64_t MetadataBudget::name_bytes(size_t length)
     return length == 0 ? 0 : kNameNodeBytes + kNameCopies * (length + 1);
 }
 
-// Under the lock. The table of views counts whole: it may become that by hits, which ask nobody.
+// The table of views counts in full: hits fill it without asking.
 uint64_t MetadataBudget::metadata_bytes() const
 {
     return fixed_bytes() + recorder_.trace.metadata_bytes() +
@@ -34,7 +34,7 @@ uint64_t MetadataBudget::metadata_taken() const
     return fixed_bytes() + recorder_.trace.limit() + plan_bytes_max;
 }
 
-// All but the learned order of accesses and plans, which have a limit of their own.
+// All but learned access patterns and plans, which have limits of their own.
 uint64_t MetadataBudget::fixed_bytes() const
 {
     uint64_t bytes = 0;
@@ -57,7 +57,8 @@ uint64_t MetadataBudget::tensor_bytes(uint64_t tensors, bool at_most) const
     return bytes;
 }
 
-// If 0: the worst case that the other limits allow, learned order of accesses included.
+// With metadata_bytes 0: the worst case that the other limits allow, learned access patterns
+// included.
 Status MetadataBudget::open_metadata(const stw_runtime_options &options)
 {
     MutexLock lock(dispatch_.mutex());
@@ -90,7 +91,6 @@ Status MetadataBudget::open_metadata(const stw_runtime_options &options)
     return status;
 }
 
-// Under the lock: what the tables may take, as a sum.
 std::string MetadataBudget::metadata_text() const
 {
     const uint64_t taken = metadata_taken();
@@ -100,7 +100,7 @@ std::string MetadataBudget::metadata_text() const
                      {metadata_budget - std::min(metadata_budget, taken), "free"}});
 }
 
-// Under the lock: may a tensor more be made? Asked before anything is.
+// Called before anything of the tensor is made.
 Status MetadataBudget::metadata_room(const residency::TensorSpec &spec) const
 {
     const uint64_t blocks =
@@ -123,7 +123,7 @@ Status MetadataBudget::metadata_room(const residency::TensorSpec &spec) const
     return status;
 }
 
-// So that nothing is left to be refused once the core has the tensor.
+// Allocates here, so that nothing can be refused once the core has the tensor.
 void MetadataBudget::prepare_tables(const residency::TensorSpec &wanted)
 {
     handles_.reserve(dispatch_.core.tensor_ids() + 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's own tables: counted, and a tensor that would take them past their budget refused.
+// The budget of the library's own tables; a tensor that would exceed it is refused.
 #pragma once
 
 #include "lib/runtime/addresses/metadata_user.h"
@@ -27,19 +27,18 @@ public:
     [[nodiscard]] Status metadata_room(const residency::TensorSpec &spec) const
         STW_REQUIRES(runtime_lock);
     void prepare_tables(const residency::TensorSpec &wanted) STW_REQUIRES(runtime_lock);
-    // What is used, with all that is kept for the learned order of accesses and for plans.
+    // Bytes in use, plus all that is reserved for learned access patterns and for plans.
     [[nodiscard]] uint64_t metadata_taken() const STW_REQUIRES(runtime_lock);
-    // Addresses of its own for a tensor that asks for them, at each device.
+    // Room for the aliases of a tensor with a fixed address, at each device.
     [[nodiscard]] Status alias_room(const residency::TensorSpec &spec) const
         STW_REQUIRES(runtime_lock);
     void add(const MetadataUser &user) { users_.push_back(&user); }
-    // Plans, whose limit is part of the budget.
+    // Plans have a limit of their own within the budget.
     void set_plans(const MetadataUser &plans) { plans_ = &plans; }
 
     uint64_t metadata_budget = 0;
     uint64_t plan_bytes_max = 0;  // part of metadata_budget, for plans made and the one being made
-    uint64_t handles_bytes STW_GUARDED_BY(runtime_lock) =
-        0;  // of the tensors' handles, names included
+    uint64_t handles_bytes STW_GUARDED_BY(runtime_lock) = 0;  // names included
 
 private:
     [[nodiscard]] uint64_t fixed_bytes() const STW_REQUIRES(runtime_lock);

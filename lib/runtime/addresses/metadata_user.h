@@ -7,12 +7,12 @@
 
 namespace stepwell {
 
-// A higher room with tables that count.
+// A higher room whose tables count towards the budget.
 class MetadataUser {
 public:
     virtual ~MetadataUser() = default;
     [[nodiscard]] virtual uint64_t metadata_bytes() const STW_REQUIRES(runtime_lock) = 0;
-    // Of these, what as many more tensors add; at most: whatever the program will ask for.
+    // Growth for that many more tensors; with `at_most` the largest that the program can cause.
     [[nodiscard]] virtual uint64_t tensor_bytes(uint64_t /*tensors*/, bool /*at_most*/) const
         STW_REQUIRES(runtime_lock)
     {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// addresses: where bytes are, what tables take, and how commands become transfers.
+// addresses: where bytes are, the budget of tables, and how commands become transfers.
 #pragma once
 
 #include "lib/runtime/addresses/addresses.h"

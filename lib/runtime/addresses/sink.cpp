@@ -52,14 +52,14 @@ void TransferSink::pack_freed(residency::PackId pack)
     addresses_.release_pack(pack);
 }
 
-// The only commands of tensors that were never used, carried out without an allocation.
+// Tensors that were never used cause no other commands.
 void TransferSink::forget_unused(const Commands &out)
 {
     for (const residency::BlockId block : out.forgets) forget(block);
     for (const residency::PackId pack : out.freed_packs) pack_freed(pack);
 }
 
-// What the engine refuses (it is closed, or a maximum is reached) ends as a failed transfer.
+// A transfer that the engine refuses (it is closed, or a limit is reached) ends as a failed one.
 void TransferSink::submit(std::vector<residency::Transfer> &transfers, Commands &out)
 {
     std::vector<transfer::Job> jobs;
@@ -114,7 +114,7 @@ void TransferSink::engine_span(void *user, const transfer::Span &span)
     self->machine_.timeline->record(out);
 }
 
-// What devices have registered is so no more before its memory goes.
+// Registrations with devices must end before the memory is decommitted.
 stw_status TransferSink::give_back(PlaceId place, Slot first, uint32_t count)
 {
     if (machine_.tiers.is_host(place) && machine_.pins) machine_.pins->gone(first, count);
@@ -131,7 +131,7 @@ stw_status TransferSink::take_back(PlaceId place, Slot first, uint32_t count,
     return code;
 }
 
-// Under the lock. A slot that is taken gets the memory of one that is free.
+// Moves the memory of a free slot to one that is being taken.
 void TransferSink::swap_memory(std::vector<residency::Swap> &swaps)
 {
     for (const residency::Swap &swap : swaps) {
@@ -143,7 +143,7 @@ void TransferSink::swap_memory(std::vector<residency::Swap> &swaps)
         }
         stw_driver_error error = STW_DRIVER_ERROR_INIT;
         (void)give_back(swap.place, swap.bare, 1);
-        // What is refused here comes with the first touch.
+        // If this is refused, the first access commits the page.
         (void)take_back(swap.place, swap.backed, 1, &error);
     }
 }

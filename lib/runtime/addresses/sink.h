@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Carries out what the residency core commands: transfers go to the engine, memory is given back
-// and taken, ends of transfers become events.
+// Carries out what the residency core commands: submits transfers to the engine, commits and
+// decommits memory, turns completed transfers into events.
 #pragma once
 
 #include "lib/runtime/dispatch/dispatcher.h"
@@ -11,7 +11,7 @@ namespace stepwell {
 
 class AddressTable;
 
-// A higher room that keeps something by packs.
+// A higher room with tables by pack.
 class PackObserver {
 public:
     virtual ~PackObserver() = default;
@@ -27,7 +27,7 @@ public:
     TransferSink(const TransferSink &) = delete;
     TransferSink &operator=(const TransferSink &) = delete;
 
-    // Called by the command loop, under the lock.
+    // Called by the command loop.
     void forget(residency::BlockId block) override;
     void swap_memory(std::vector<residency::Swap> &swaps) override;
     void pack_freed(residency::PackId pack) override STW_REQUIRES(runtime_lock);
@@ -36,14 +36,14 @@ public:
     void promote(residency::TransferId transfer) override;
     void failed(const residency::BackgroundError &error) override STW_REQUIRES(runtime_lock);
 
-    // Memory of slots that are free: to the system, and from it. Any thread.
+    // Decommits and recommits the memory of free slots. Any thread.
     stw_status give_back(residency::PlaceId place, residency::Slot first, uint32_t count);
     stw_status take_back(residency::PlaceId place, residency::Slot first, uint32_t count,
                          stw_driver_error *error);
-    // Commands of tensors that were never used, without an allocation.
+    // For tensors that were never used. Allocates nothing.
     void forget_unused(const Commands &out) STW_REQUIRES(runtime_lock);
 
-    // Called by the engine, `user` is the sink.
+    // Called by the engine; `user` is the sink.
     static void engine_done(void *user, transfer::Completion *list, uint32_t n);
     static void engine_span(void *user, const transfer::Span &span);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Live budgets: what leaves, what the drivers give back and take back, and what is undone when it
-// cannot be. One change at a time; memory follows the core's decisions, never the other way round.
+// Live budgets: what is evicted, what drivers decommit and recommit, and what is undone on
+// failure. One change at a time; memory always follows the core's decisions.
 #include "lib/runtime/budgets/budgets.h"
 
 #include "lib/report/report.h"
@@ -23,9 +23,9 @@ namespace {
 using residency::PlaceId;
 using residency::Slot;
 
-constexpr uint32_t kSlotsAtOnce = 16;  // whose memory goes or comes under one hold of the lock
+constexpr uint32_t kSlotsAtOnce = 16;  // decommitted or recommitted under one hold of the lock
 
-// Calls `body(first, count)` for each run of neighbours.
+// Calls `body(first, count)` for each run of consecutive slots.
 template <class Body> stw_status each_run(std::vector<Slot> slots, Body &&body)
 {
     std::sort(slots.begin(), slots.end());
@@ -41,7 +41,7 @@ template <class Body> stw_status each_run(std::vector<Slot> slots, Body &&body)
 
 }  // namespace
 
-// An update that was accepted must find room for one chunk somewhere, or end before there is none.
+// Whether another tier has room for a chunk of an update that was accepted.
 bool Budgets::others_work(PlaceId place) const
 {
     for (PlaceId other = 0; other <= machine_.tiers.host(); ++other) {
@@ -52,10 +52,10 @@ bool Budgets::others_work(PlaceId place) const
     return false;
 }
 
-// Under the lock. Budget and staging of a tier in blocks, as they were at open.
+// Rounds as at open; staging is part of a tier's budget.
 Status Budgets::blocks_of_budget(PlaceId place, uint64_t bytes, uint32_t *blocks_out) const
 {
-    // Of the host tier a part is not the core's.
+    // Staging and scratch memory of the host tier are outside the core's budget.
     const uint64_t scratch_bytes = machine_.scratch ? machine_.scratch->usage().bytes : 0;
     const uint64_t kept_bytes =
         machine_.tiers.is_host(place) ? machine_.staging_bytes + scratch_bytes : 0;
@@ -143,7 +143,7 @@ Status Budgets::set_budget(PlaceId place, uint64_t bytes, uint64_t timeout_ns)
     return status;
 }
 
-// Under the lock; until something may have changed.
+// Blocks until progress is made.
 Status Budgets::wait_for_budget(const BudgetChange &change, const char *what)
 {
     STW_TRY(dispatch_.interrupted_since(change.begin));
@@ -172,8 +172,8 @@ Status Budgets::shrink(const BudgetChange &change)
     return status;
 }
 
-// A tier with too little room cannot serve what was accepted before: updates, sums, copies. Nor can
-// a device that computes.
+// Updates, sums and copies that were accepted need room for their pieces: at a tier where the CPU
+// works, if no other tier has it, and at a device that computes.
 Status Budgets::wait_for_claims(const BudgetChange &change)
 {
     if (machine_.tiers.is_nvme(change.place)) return {};
@@ -209,7 +209,7 @@ Status Budgets::empty_down_to(const BudgetChange &change)
         dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
             left = core.shrink(change.place, change.after, out);
             moves = core.transfers_in_flight() > 0 || core.has_claims();
-            seen = dispatch_.progress() + 1;  // this call's own counts
+            seen = dispatch_.progress() + 1;  // this event counts as progress
             if (left > 0 && !moves) refusal = core.shrink_refusal(change.place, change.after);
         });
         if (left == 0) return {};
@@ -237,7 +237,8 @@ Status Budgets::shrink_store(const BudgetChange &change)
     }
 }
 
-// Without the lock, since it waits for copies: what is to go next, and hardly ever anything else.
+// Without the lock, since it waits for copies. A guess of the slots that are decommitted next,
+// which is nearly always right.
 void Budgets::unpin_before(const BudgetChange &change)
 {
     if (!machine_.tiers.is_host(change.place) || !machine_.pins) return;
@@ -251,7 +252,7 @@ void Budgets::unpin_before(const BudgetChange &change)
     });
 }
 
-// In pieces, so that nobody waits long for the lock.
+// In batches, so that the lock is never held for long.
 Status Budgets::give_memory_back(const BudgetChange &change)
 {
     const memory::Tier &place = machine_.tiers[change.place];
@@ -303,7 +304,8 @@ Status Budgets::go_on_with(const BudgetChange &change) const
                          dispatch_.core.place_name(change.place).c_str());
 }
 
-// Of a device with streams: its work has to end first, for which nobody waits under the lock.
+// On a device with streams: the work on the slots must end first, and is not waited for under the
+// lock.
 Status Budgets::give_slots_back(const BudgetChange &change)
 {
     memory::SlotMemory &memory = *machine_.tiers[change.place].slot_memory;
@@ -313,7 +315,7 @@ Status Budgets::give_slots_back(const BudgetChange &change)
     });
     Status status = memory.settle([&] { return go_on_with(change); });
     if (status.ok()) return {};
-    // What was not given yet is there still, so this waits for nothing.
+    // Slots that were not decommitted yet still have their memory, so this does not wait.
     dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         const uint32_t backed = core.backed_slots(change.place);
         const uint32_t wanted = change.before - std::min(change.before, backed);
@@ -335,7 +337,7 @@ Status Budgets::take_slots_back(const BudgetChange &change)
     Status status = memory.settle([&] { return go_on_with(change); });
     if (status.ok()) return {};
     dispatch_.act(
-        [&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {  // the old budget is in force
+        [&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {  // restores the old budget
             for (const Slot slot : core.make_bare(change.place, core.slots(change.place)))
                 memory.give(slot);
         });
@@ -382,7 +384,7 @@ Status Budgets::take_memory_back(const BudgetChange &change)
             });
         });
         if (code == STW_OK) continue;
-        (void)give_memory_back(change);  // the old budget is in force
+        (void)give_memory_back(change);  // restores the old budget
         Status status =
             Status::error(code, "%s cannot grow to %s: %s", name_of(change.place).c_str(),
                           bytes_text(change.after * machine_.block_bytes).c_str(),

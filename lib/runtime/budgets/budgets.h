@@ -37,7 +37,7 @@ public:
     Budgets(const Budgets &) = delete;
     Budgets &operator=(const Budgets &) = delete;
 
-    // In force when it returns OK, else as before.
+    // Takes effect only if it returns OK.
     Status set_budget(residency::PlaceId place, uint64_t bytes, uint64_t timeout_ns);
 
 private:
@@ -63,7 +63,7 @@ private:
     RestoredTensors &restored_;
     TransferSink &sink_;
     Prefetcher &prefetcher_;
-    bool budget_changes_ STW_GUARDED_BY(runtime_lock) = false;  // somebody is in set_budget()
+    bool budget_changes_ STW_GUARDED_BY(runtime_lock) = false;  // a set_budget() is under way
 };
 
 }  // namespace stepwell

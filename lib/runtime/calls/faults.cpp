@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults served: which tensor, a fetch of it, and who keeps the view. One that waits for a view of
-// another thread must not keep that thread's own fault waiting, so there is a thread for each.
+// Serves faults: finds the tensor, fetches it, keeps the view. A fault that waits for a view of
+// another thread must not delay a fault of that thread, so each is served on a thread of its own.
 #include "lib/runtime/calls/faults.h"
 
 #include "lib/runtime/addresses/addresses.h"
@@ -35,7 +35,7 @@ void Faults::hide_block(PlaceId place, residency::Slot slot)
     (void)at.ops->home(at.memory, slot);
 }
 
-// Under the lock. Behind the end of a tensor the rest of its block is counted as its own.
+// The unused rest of the last block counts as the tensor's.
 stw_tensor *Faults::tensor_at(uintptr_t address, PlaceId *place_out)
 {
     stw_tensor *nearest = nullptr;
@@ -72,7 +72,7 @@ try {
         const residency::TensorBlocks blocks = dispatch_.core.blocks_of(range.tensor->id);
         const auto block = static_cast<residency::BlockId>(
             blocks.first + (blocks.offset + (fault.address - own)) / machine_.block_bytes);
-        // Where the processor does not say: what can be read faults because it is written.
+        // On processors that do not report it: a fault on a readable block is a write.
         writes |= !FaultWatch::kSaysWrites && dispatch_.core.is_mapped(block, range.place);
         TensorNotes &notes = range.tensor->notes;
         ++(writes ? notes.write_touches : notes.read_touches);
@@ -89,7 +89,7 @@ try {
     } else {
         status = fetch_touched(range);
     }
-    // What was never written is written now, and its other bytes must be nobody else's.
+    // The first write to an empty tensor; the rest of it must not show bytes of another one.
     if (status.code() == STW_ERROR_EMPTY && writes) {
         stw_copy_options options = STW_COPY_OPTIONS_INIT;
         status = chunks_.fill(range.tensor, 0.0, options);
@@ -116,9 +116,9 @@ Status Faults::fetch_touched(const Range &range)
     if (!weaker.empty()) (void)ends_.release(weaker.data(), 1, STW_STREAM_SYNCED, 0);
     FetchPlan plan;
     plan.ranges.push_back(range);
-    plan.step = recorder_.current_step();  // whose own views would be waited for in vain
+    plan.step = recorder_.current_step();  // waiting for a view of the same step would never end
     plan.flags = STW_FETCH_HAND_OVER;
-    plan.beside_readers = true;  // a program may write memory of which it holds a READ view
+    plan.beside_readers = true;  // the program may write to memory while it holds a READ view of it
     stw_view view{};
     residency::FetchId before = 0;
     {
@@ -126,10 +126,10 @@ Status Faults::fetch_touched(const Range &range)
         before = dispatch_.core.last_fetch();
     }
     STW_TRY(fetches_.fetch(std::move(plan), &view));
-    views_.slot(ViewTable::index_of(view.cookie)).step = 0;  // nobody fetched it
+    views_.slot(ViewTable::index_of(view.cookie)).step = 0;  // belongs to no thread or step
     machine_.touches->keep(view);
-    // A fetch that was asked for in the meantime could not end this view, so end it here. An older
-    // one waits for a view of the program: for that this view would end, and be made, again and
+    // A fetch that was asked for since `before` could not end this view, so end it here. An older
+    // one waits for a view of the program; ending this view for it would only make the fault come
     // again.
     dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {
         if (core.is_awaited(range.tensor->id, before)) fetches_.end_kept_views_soon();

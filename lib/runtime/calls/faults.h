@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Accesses to addresses of tensors without a view: a fault becomes a fetch.
+// Accesses to addresses of tensors without a view: each fault becomes a fetch.
 #pragma once
 
 #include "lib/runtime/machine/touches.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fetch, as the program sees it and beyond hits: what is asked of the core, what becomes of the
-// answer; also hints ahead of a fetch, and evictions.
+// Fetches that are not hits: what is asked of the core, and how its answer becomes views. Also
+// prefetches and evictions.
 #include "lib/runtime/calls/fetches.h"
 
 #include "lib/runtime/addresses/addresses.h"
@@ -52,16 +52,16 @@ residency::FetchAsked Fetches::asked_of(const Waiter &waiter) const
     return asked;
 }
 
-// A reduce adds in place when the gradient is empty and nobody uses it; else into a buffer of its
-// own. Decided by the order of calls: by contents and open views, not by who is faster. Of several
-// in one call the first alone may be in place.
+// A REDUCE adds in place if the gradient is empty and not in use, else into a private buffer. This
+// depends on the order of calls (contents and open views), not on timing. Of several in one call
+// only the first may be in place.
 Status Fetches::prepare_reduces(FetchPlan &plan)
 {
     std::unordered_set<residency::TensorId> earlier;
     for (Range &range : plan.ranges) {
         if (range.access != STW_REDUCE || range.scratch != residency::kNone) continue;
         if (range.byte_count == 0) continue;
-        // In place only what begins as zeros throughout, in the tensor's dtype.
+        // Only a range that starts as zeros in the tensor's own dtype can be summed in place.
         const bool whole =
             range.byte_count == range.tensor->bytes && range.dtype == 0 && !range.tensor->sharding;
         const bool in_place = earlier.insert(range.tensor->id).second && whole;
@@ -85,7 +85,7 @@ Status Fetches::prepare_fetch(Waiter &waiter)
     return prepare_reduces(waiter.plan);
 }
 
-// Asks the core. BUSY at once where the answer could only come from the asker.
+// BUSY at once if the fetch would wait for a view of its own thread or step.
 Status Fetches::start_fetch(Waiter &waiter)
 {
     Status prepared = prepare_fetch(waiter);
@@ -103,12 +103,12 @@ Status Fetches::start_fetch(Waiter &waiter)
     return {};
 }
 
-// Under the lock. Who sleeps for what it asked before sleeps for this.
+// A thread that sleeps for an earlier fetch of this waiter sleeps for the new one.
 void Fetches::ask(Waiter &waiter, Commands &out)
 {
     const bool copied = waiter.fetch == 0 && waiter.snapshot;
     const residency::FetchId before = copied ? waiter.snapshot->chunk.fetch : waiter.fetch;
-    // Once, and as it is called; one that may not wait only if it is granted.
+    // Recorded once, when called; a fetch with STW_FETCH_TRY only if it is granted.
     if (waiter.fetch == 0 && (waiter.plan.flags & STW_FETCH_TRY) == 0)
         recorder_.note_fetch(waiter.plan);
     if (copied) std::erase(snapshots_.under_way, waiter.snapshot.get());
@@ -118,7 +118,7 @@ void Fetches::ask(Waiter &waiter, Commands &out)
     if (!dispatch_.core.is_waiting(waiter.fetch)) return;
     if (waiter.cancelled) dispatch_.core.cancel(waiter.fetch, cancelled(), out);
     if (!dispatch_.core.is_waiting(waiter.fetch)) return;
-    if (waiter.asynchronous) dispatch_.arm_timer(waiter.deadline);  // no thread sleeps until then
+    if (waiter.asynchronous) dispatch_.arm_timer(waiter.deadline);  // no thread sleeps for it
     waiter.cause = sleepers_.cause_of(waiter);
     if (machine_.touches && machine_.touches->any() && dispatch_.core.waits_for_locks(waiter.fetch))
         end_kept_views_soon();
@@ -146,7 +146,7 @@ Status Fetches::sticky_errors(const FetchPlan &plan)
     return {};
 }
 
-// Views that faults left open give way; nobody holds them knowingly.
+// Repeats a fetch that views left open by faults had blocked, once they are released.
 Status Fetches::fetch(FetchPlan plan, stw_view *views_out)
 {
     if (!machine_.touches) return fetch_once(std::move(plan), views_out);
@@ -183,8 +183,8 @@ Status Fetches::fetch_once(FetchPlan plan, stw_view *views_out)
     return finish_fetch(waiter, views_out);
 }
 
-// In-place reduction is refused where there are contents to keep: then with a private buffer, for
-// the same waiter. False: the refusal stands.
+// A reduction in place is refused if there are contents to keep: asks again with a private buffer,
+// for the same waiter. False: the refusal stands.
 bool Fetches::ask_privately(residency::Refused &refused, Commands &out)
 {
     Waiter *found = dispatch_.find(refused.fetch);
@@ -214,7 +214,7 @@ bool Fetches::ask_privately(residency::Refused &refused, Commands &out)
 
 Status Fetches::finish_fetch(Waiter &waiter, stw_view *views_out)
 {
-    Status status = waiter.status;  // others may poll meanwhile
+    Status status = waiter.status;  // a copy: other threads may poll meanwhile
     if (status.ok()) status = fill_views(waiter, views_out);
     if (status.ok()) return status;
     if (status.code() == STW_ERROR_BUDGET) count_pinning_views(status.mutable_detail());
@@ -224,7 +224,7 @@ Status Fetches::finish_fetch(Waiter &waiter, stw_view *views_out)
     return status;
 }
 
-// The core knows pins, not who made them.
+// The core knows the number of pins but not whose they are.
 void Fetches::count_pinning_views(ErrorDetail &detail)
 {
     if (detail.pinned_bytes == 0) return;
@@ -236,7 +236,7 @@ void Fetches::count_pinning_views(ErrorDetail &detail)
     }
 }
 
-// The pins of a granted fetch that becomes no view: contents stay what they were.
+// Unpins what was granted for views that are not opened; contents are unchanged.
 void Fetches::undo_grants(const FetchPlan &plan, const std::vector<residency::Grant> &grants)
 {
     dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
@@ -282,7 +282,7 @@ Status Fetches::fits(const std::vector<Range> &ranges)
 
 Status Fetches::prefetch(const std::vector<Range> &ranges)
 {
-    constexpr uint32_t kHintsMax = 1024;  // waiting at once; more are dropped, which hints allow
+    constexpr uint32_t kHintsMax = 1024;  // further hints are dropped
     dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         recorder_.drain_hits();
         for (const Range &range : ranges) {
@@ -310,7 +310,7 @@ Status Fetches::prefetch(const std::vector<Range> &ranges)
 Status Fetches::evict(stw_tensor *const *tensors, uint32_t n, PlaceId place, uint64_t timeout_ns)
 {
     dispatch_.give_way();
-    const PlanPause pause(prefetcher_);  // it might bring back what leaves
+    const PlanPause pause(prefetcher_);  // the prefetcher might bring back what is evicted
     const residency::Instant begin = dispatch_.now();
     const residency::Instant deadline = begin + dispatch_.timeout(timeout_ns);
     std::vector<stw_tensor *> wanted(tensors, tensors + n);
@@ -333,7 +333,7 @@ Status Fetches::evict(stw_tensor *const *tensors, uint32_t n, PlaceId place, uin
                 left += blocks;
             }
             moves = core.transfers_in_flight() > 0 || machine_.pipeline->stats().jobs > 0;
-            seen = dispatch_.progress() + 1;  // this call's own counts
+            seen = dispatch_.progress() + 1;  // this event counts as progress
         });
         if (left == 0) return {};
         if (!moves) {
@@ -377,7 +377,7 @@ Status Fetches::begin_streams(const Waiter &waiter)
         const memory::SlotRange slots = at.slots_of(pointer, sum_bytes(range));
         if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
         if (at.aliases) STW_TRY(streams_.show_range(range, waiter.grants[i].place, slots));
-        // The zeros that a sum begins with are a copy of ours.
+        // The zeros that a sum starts with are written by a copy of the library.
         if (range.access == STW_REDUCE)
             STW_TRY(at.streams->before_copy(slots, true, STW_COPIES_IN));
         STW_TRY(at.streams->begin(id, slots, writes));
@@ -428,7 +428,7 @@ Status Fetches::share(const stw_view &view, stw_view *view_out)
     if (hits_.fetch_hit(range, step, STW_STREAM_SYNCED, view_out)) return {};
     FetchPlan plan;
     plan.step = step;
-    plan.stream = STW_STREAM_SYNCED;  // who has the first view has been ordered with it
+    plan.stream = STW_STREAM_SYNCED;  // the holder of the first view is already ordered with it
     plan.ranges.push_back(range);
     plan.flags = STW_FETCH_TRY;
     return fetch(std::move(plan), view_out);
@@ -469,7 +469,7 @@ Status Fetches::fill_views(Waiter &waiter, stw_view *views_out)
     std::vector<Range> gathered = plan.gathered;
     for (Range &range : gathered) {
         range.scratch = range.tensor->sharding->whole;
-        // A view without bytes counts among those of the whole, on this rank as on the others.
+        // An empty view counts as a view of the gathered tensor, as on the other ranks.
         if (is_absent(plan)) range.element_count = range.byte_count = 0;
     }
     std::vector<Located> located;

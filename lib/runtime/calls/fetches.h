@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fetches beyond hits: what is asked of the core, and what becomes of the answer.
+// Fetches that are not hits: what is asked of the core, and how its answer becomes views.
 #pragma once
 
 #include "lib/runtime/dispatch/hook.h"
@@ -55,7 +55,8 @@ public:
     Status finish_fetch(Waiter &waiter, stw_view *views_out);
     void undo_grants(const FetchPlan &plan, const std::vector<residency::Grant> &grants);
 
-    // A fetch may wait for views that the library keeps: they end when the lock is given back.
+    // For a fetch that may wait for views that the library keeps: they end when the lock is
+    // released.
     void end_kept_views_soon() { kept_views_end_.store(true); }
 
     bool refused(residency::Refused &refused, residency::Instant now, Commands &out) override
@@ -72,7 +73,7 @@ private:
     void count_pinning_views(ErrorDetail &detail);
     Status take_slots(size_t wanted, std::vector<uint32_t> &slots);
     Status fill_views(Waiter &waiter, stw_view *views_out);
-    // What is granted: where it is seen, and where it lies.
+    // The addresses of what was granted: in the view, and in the arena.
     struct Located {
         void *pointer = nullptr;
         const void *there = nullptr;

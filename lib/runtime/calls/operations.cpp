@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operations: fetches that are collected later. Their end is notified by callbacks, on a thread of
-// their own, so that a slow one delays neither I/O nor deadlines, and by eventfds of the program,
-// written at once.
+// Operations: fetches that are collected later. Their end is notified by callbacks, on a separate
+// thread so that a slow one delays neither I/O nor deadlines, and by eventfds, written at once.
 #include "lib/runtime/calls/operations.h"
 
 #include "lib/runtime/calls/fetches.h"
@@ -25,15 +24,15 @@
 namespace stepwell {
 namespace {
 
-// Adding 0 changes nothing, and only an eventfd takes it.
+// Adding 0 changes nothing, and only an eventfd accepts the write.
 Status add_to_eventfd(int fd, uint64_t count)
 {
     struct stat file {};
     int error = ::fstat(fd, &file) == 0 ? 0 : errno;
-    // Else something lies behind the number that a write could harm.
+    // Any other file could be damaged by the write.
     if (error == 0 && (file.st_mode & S_IFMT) != 0) error = EINVAL;
     if (error == 0 && ::write(fd, &count, sizeof count) < 0) error = errno;
-    if (error == 0 || error == EAGAIN) return {};  // full: it is readable as it is
+    if (error == 0 || error == EAGAIN) return {};  // full, so it is readable already
     return Status::os_error(STW_ERROR_INVALID, error,
                             "descriptor %d is not an eventfd that is open for writing", fd);
 }
@@ -89,7 +88,7 @@ Status Operations::notify_fd(stw_operation *operation, int fd)
     return {};
 }
 
-// Under the lock, so that whoever has freed the operation may close the descriptor.
+// Under the lock, so that the descriptor may be closed once the operation is freed.
 void Operations::tell_end(Waiter &waiter)
 {
     if (waiter.notice.fd >= 0) {
@@ -110,7 +109,7 @@ void Operations::tell_end(Waiter &waiter)
     callbacks_ready_.notify_one();
 }
 
-// Under the lock. Programs without callbacks have no thread for them.
+// Started with the first callback.
 Status Operations::start_callbacks()
 {
     if (callbacks_run_) return {};
@@ -151,13 +150,14 @@ void Operations::run_callbacks()
         Waiter *waiter = next_callback(&status);
         if (!waiter) return;
         waiter->notice.on_done(waiter->notice.user, waiter->operation, status);
-        // In a child that the callback forked, the lock may be held by a thread that is not there.
+        // In a child that the callback forked, the lock may be held by a thread that does not
+        // exist there.
         if (machine_.handle->fork_epoch.load() != fork_epoch.load()) return;
         end_callback(waiter);
     }
 }
 
-// Waits for it. Null: the thread ends.
+// Blocks. Null: the thread ends.
 Waiter *Operations::next_callback(stw_status *status_out)
 {
     MutexLock lock(dispatch_.mutex());
@@ -166,7 +166,7 @@ Waiter *Operations::next_callback(stw_status *status_out)
     if (!waiter) return nullptr;
     callbacks_first_ = waiter->notice.next;
     if (!callbacks_first_) callbacks_last_ = nullptr;
-    const bool freed = !waiter->operation->waiter;  // or about to be
+    const bool freed = !waiter->operation->waiter;  // or is being freed
     *status_out = freed ? STW_ERROR_CANCELLED : waiter->status.code();
     return waiter;
 }
@@ -182,7 +182,7 @@ void Operations::end_callback(Waiter *waiter)
     dispatch_.note_progress();
 }
 
-// Those of operations that are freed: nobody else knows of them any more.
+// Waits for callbacks of operations that were freed, to which no handle leads any more.
 Status Operations::await_callbacks(residency::Instant deadline)
 {
     if (callbacks_run_ && pthread_equal(pthread_self(), callbacks_thread_)) {
@@ -258,8 +258,8 @@ Status Operations::fetch_async(FetchPlan plan, stw_operation **operation_out)
     return {};
 }
 
-// A callback may use its operation while another thread frees it: the waiter, which lives until the
-// callback has returned, is looked up under the lock.
+// A callback may use its operation while another thread frees it: the waiter, which lives until
+// the callback has returned, is looked up under the lock.
 Status Operations::freed_meanwhile()
 {
     return Status::error(STW_ERROR_INVALID,
@@ -289,7 +289,7 @@ Status Operations::wait(stw_operation *operation, uint64_t timeout_ns)
     if (!waiter) return freed_meanwhile();
     if (!waiter->done) {
         STW_TRY(dispatch_.interrupted_since(begin));
-        // Who comes back by himself may still release.
+        // With timeout 0 the thread does not sleep: it returns and may still release views.
         sleepers_.sleep_on(*waiter, deadline, timeout_ns == 0);
     }
     if (waiter->done) return waiter->status;
@@ -297,7 +297,7 @@ Status Operations::wait(stw_operation *operation, uint64_t timeout_ns)
     return Status::remark(STW_PENDING);
 }
 
-// Under the lock. Of copies, the chunk at work is the last: then it is over.
+// A snapshot ends after the chunk that is being copied.
 void Operations::end_early(Waiter &waiter, Core &core, Commands &out)
 {
     if (waiter.done) return;
@@ -366,7 +366,7 @@ Status Operations::free_operation(stw_operation *operation)
     bool collected = false;
     {
         MutexLock lock(dispatch_.mutex());
-        // The chunk that is just being copied is the last one.
+        // The chunk that is being copied is the last one.
         while (!waiter->done) waiter->cv.wait(dispatch_.mutex());
         collected = std::exchange(waiter->collected, true);
     }
@@ -378,7 +378,7 @@ Status Operations::free_operation(stw_operation *operation)
     MutexLock lock(dispatch_.mutex());
     --count;
     if (waiter->notice.callback == Callback::kQueued) {
-        // The callback runs, or has still to: when it returns, the rest goes.
+        // The callback has not returned yet: end_callback() frees the rest.
         waiter->freed = true;
         ++callbacks_freed_;
         return {};
@@ -388,7 +388,7 @@ Status Operations::free_operation(stw_operation *operation)
     return {};
 }
 
-// The copies are made, or cannot be. Whoever sees `done` may free the waiter.
+// The snapshot is complete, or failed. A thread that sees `done` may free the waiter.
 void Operations::copied(Waiter &waiter)
 {
     Status status = std::move(waiter.snapshot->status);
@@ -405,8 +405,8 @@ void Operations::copied(Waiter &waiter)
     });
 }
 
-// An operation whose wholes are there: the rest of it, on the queue's thread. What has begun may be
-// over and freed when it is looked at again.
+// The gathered tensors of an operation are ready: starts the rest of it, on the queue's thread.
+// Once started, it may end and be freed at any time.
 void Operations::gathered(Waiter &waiter)
 {
     Status status = std::move(waiter.whole.status);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fetches that are collected later, and those who wait for them in no thread.
+// Asynchronous fetches, and how the program is notified of their end.
 #pragma once
 
 #include "lib/runtime/dispatch/waiter.h"
@@ -41,7 +41,7 @@ public:
     Status wait(stw_operation *operation, uint64_t timeout_ns);
     Status cancel(stw_operation *operation);
     Status free_operation(stw_operation *operation);
-    // Called, or written to, when the operation is over.
+    // The callback, or the eventfd, notified when the operation ends.
     Status on_done(stw_operation *operation, stw_done_fn done, void *user);
     Status notify_fd(stw_operation *operation, int fd);
     void stop_callbacks();
@@ -70,13 +70,13 @@ private:
     Wholes &wholes_;
     Fetches &fetches_;
     const uint32_t operations_max_;
-    // Operations that are over, in that order.
+    // Operations that have ended, in that order.
     Waiter *callbacks_first_ STW_GUARDED_BY(runtime_lock) = nullptr;
     Waiter *callbacks_last_ STW_GUARDED_BY(runtime_lock) = nullptr;
-    // Of operations freed before they returned.
+    // Freed before their callback returned.
     uint32_t callbacks_freed_ STW_GUARDED_BY(runtime_lock) = 0;
     Condition callbacks_ready_;
-    bool callbacks_run_ STW_GUARDED_BY(runtime_lock) = false;  // the thread does
+    bool callbacks_run_ STW_GUARDED_BY(runtime_lock) = false;  // the thread exists
     bool callbacks_end_ STW_GUARDED_BY(runtime_lock) = false;
     pthread_t callbacks_thread_{};
 };

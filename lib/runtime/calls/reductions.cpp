@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients that become the library's: added by the update threads as sums of buffers are, from the
-// memory as it came, which is given back then.
+// Adopted gradients are added by the update threads, as private buffers are, directly from the
+// memory that the program handed over, which is given back afterwards.
 #include "lib/runtime/calls/reductions.h"
 
 #include "lib/runtime/calls/fetches.h"
@@ -30,7 +30,7 @@ struct Adopted {
     stw_deleter_fn deleter = nullptr;
     void *user = nullptr;
 
-    // On an update thread, when it was added or cannot be.
+    // Called on an update thread, after the memory was added or the sum has failed.
     static void end(void *user, const Status &)
     {
         const std::unique_ptr<Adopted> mine(static_cast<Adopted *>(user));
@@ -39,7 +39,7 @@ struct Adopted {
     }
 };
 
-// Room for it among what is held, or the wait for that.
+// Waits until adopted memory is below its limit.
 Status Reductions::take_adopted(const stw_tensor &gradient, uint64_t bytes, uint64_t timeout_ns)
 {
     const residency::Instant begin = dispatch_.now();
@@ -52,7 +52,7 @@ Status Reductions::take_adopted(const stw_tensor &gradient, uint64_t bytes, uint
     while (!has_room()) {
         waited = true;
         STW_TRY(dispatch_.interrupted_since(begin));
-        // Where collectives stay on the callers' threads, sums may be behind some of this one's.
+        // If collectives run on the callers' threads, the sums to wait for may need this one.
         const bool goes_on = collectives_.works_here()
                                  ? collectives_.wait_ranks(begin, deadline, has_room)
                                  : dispatch_.wait_progress(deadline);
@@ -119,7 +119,8 @@ Status Reductions::adopt(stw_tensor *gradient, const void *local, const stw_redu
     }
 }
 
-// The last that can fail: it is the pipeline's then, and may be over before the call is.
+// The last step that can fail. After it the pipeline owns the memory, and may be done with it
+// before this returns.
 Status Reductions::start_adopted(update::Accumulation &work, std::unique_ptr<Adopted> &mine)
 {
     work.done = Adopted::end;
@@ -144,7 +145,8 @@ Status Reductions::adopt_here(stw_tensor *gradient, update::Accumulation &work,
     return start_adopted(work, mine);
 }
 
-// Into what this rank has of the sum, which goes out to all ranks behind it, in the order of calls.
+// Adds to this rank's part of the sum. Without MORE the sum goes out to all ranks afterwards, in
+// the order of calls.
 Status Reductions::adopt_on_ranks(stw_tensor *gradient, update::Accumulation &work, bool more,
                                   std::unique_ptr<Adopted> &mine)
 {
@@ -167,7 +169,7 @@ Status Reductions::adopt_on_ranks(stw_tensor *gradient, update::Accumulation &wo
     if (more) return {};
     dispatch_.act([&](Core &, Commands &)
                       STW_REQUIRES(runtime_lock) { sharding.partial = residency::kNone; });
-    // It is taken: what goes wrong from here on is the tensor's error, not the call's.
+    // The memory is taken: a failure from here on is an error of the tensor, not of the call.
     try {
         status = sums_.queue_reduce(gradient, work.gradient, true, Status());
     } catch (const std::bad_alloc &) {
@@ -178,7 +180,6 @@ Status Reductions::adopt_on_ranks(stw_tensor *gradient, update::Accumulation &wo
     return {};
 }
 
-// Gathered, and copied from the whole.
 Status Reductions::read_whole(stw_tensor *tensor, void *destination, collective::Range asked,
                               const stw_copy_options &options)
 {
@@ -202,7 +203,8 @@ Status Reductions::read_whole(stw_tensor *tensor, void *destination, collective:
     return ends_.release(&view, 1, STW_STREAM_SYNCED, 0);
 }
 
-// By a view to add into: what is called for several ranks is one collective, or none with MORE.
+// Uses a view to add into: several contributions of a rank make one collective; with MORE there is
+// none yet.
 Status Reductions::reduce_over_ranks(stw_tensor *gradient, const void *local,
                                      const stw_reduce_options &options)
 {
@@ -230,7 +232,7 @@ Status Reductions::reduce_over_ranks(stw_tensor *gradient, const void *local,
     return ends_.release(&view, 1, STW_STREAM_SYNCED, flags);
 }
 
-// One version, whole: a fetch into the caller's memory that waits for room.
+// A consistent copy, made like a fetch into the caller's memory that waits for room.
 Status Reductions::read(stw_tensor *tensor, void *destination, const stw_copy_options &options)
 {
     STW_TRY(chunks_.check_dtype(tensor, options.dtype));
@@ -275,7 +277,7 @@ Status Reductions::reduce(stw_tensor *gradient, const void *local,
     Status status = chunks_.each_chunk(
         gradient, residency::Access::kReadWrite, true, 0, gradient->elements, options.timeout_ns,
         [&](void *chunk, uint64_t at, uint64_t n) {
-            // Empty counts as nothing: the first contribution is taken as it is.
+            // An empty gradient counts as zeros: the first contribution is stored, not added.
             if (!asked && pieces_.contents(gradient->id) == residency::Contents::kEmpty) {
                 mode = kernels::Reduce::kFirst;
             }

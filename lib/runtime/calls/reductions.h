@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads of whole tensors, contributions to gradients, and gradients whose memory the program hands
-// over; over ranks as well.
+// Reads of complete tensors, contributions to gradients, and gradients whose memory the program
+// hands over; also over ranks.
 #pragma once
 
 #include "lib/runtime/dispatch/waiter.h"
@@ -52,9 +52,9 @@ public:
                  stw_deleter_fn deleter, void *user);
 
     uint64_t adopted_bytes STW_GUARDED_BY(runtime_lock) =
-        0;  // of stw_reduce_adopt's, not given back
+        0;  // of stw_reduce_adopt(), not yet given back
 
-    // Memory of a contribution was given back.
+    // The memory of a contribution was given back.
     void give_adopted(uint64_t bytes);
 
 private:

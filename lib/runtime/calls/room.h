@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// calls: what the C API offers of fetches, operations, gradients and steps.
+// calls: fetches, operations, gradients and steps, as the C API offers them.
 #pragma once
 
 #include "lib/runtime/calls/faults.h"

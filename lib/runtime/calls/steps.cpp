@@ -22,7 +22,7 @@
 
 namespace stepwell {
 
-// A step's number: the phase in the upper half, its count in the lower; 0 is no step.
+// A step's number has the phase in the upper half and its count in the lower; 0 is no step.
 Status Steps::create_phase(const char *name, stw_phase **phase_out)
 {
     auto body = std::make_unique<Phase>();
@@ -122,7 +122,7 @@ Status Steps::end_step(stw_phase *phase, stw_step_stats *stats_out)
     return error;
 }
 
-// Bytes in use per tier, a point of the timeline's counters.
+// Bytes in use per tier, for the timeline's counters.
 void Steps::sample_tiers(residency::Instant time)
 {
     sampled_ns_ = time;
@@ -138,7 +138,7 @@ void Steps::sample_tiers(residency::Instant time)
     }
 }
 
-// The step fetched last, if another is open, is the one that fetches without a phase belong to.
+// Fetches without a phase belong to the open step that was begun last.
 void Steps::close_step(Phase &phase)
 {
     const uint64_t ended = phase.step;
@@ -154,8 +154,8 @@ void Steps::close_step(Phase &phase)
     recorder_.step_now.store(newest, std::memory_order_relaxed);
 }
 
-// Views end as abandoned, sums of the step go, nothing is learned from it. An exported view is in
-// the hands of a consumer that cannot be told.
+// Views end as abandoned, sums of the step are dropped, and nothing is learned from it. Exported
+// views stay: their consumer cannot be notified.
 Status Steps::abort_step(stw_phase *phase, void *stream)
 {
     dispatch_.give_way();
@@ -196,7 +196,7 @@ Status Steps::abort_step(stw_phase *phase, void *stream)
     return {};
 }
 
-// A claim that gives the tensor back empty as soon as it is served: sums under way end before it.
+// Empties the tensor under a claim, which is served after the sums under way.
 void Steps::empty_behind(residency::TensorId tensor)
 {
     struct Emptying {
@@ -222,7 +222,7 @@ void Steps::empty_behind(residency::TensorId tensor)
 
 namespace {
 
-// Each call of the program is a fetch of all its uses, then their release.
+// Each call of the program is a fetch of all its uses, followed by their release.
 schedule::Step events_of(const std::vector<DeclaredUse> &uses)
 {
     schedule::Step step;
@@ -262,7 +262,7 @@ Status Steps::declare_step(stw_phase *phase, std::vector<DeclaredUse> uses)
     FetchPlan plan;
     for (const DeclaredUse &use : uses) plan.ranges.push_back(use.range);
     STW_TRY(placement_.check_places(plan));
-    // Of what lies over several ranks the shards are what a step moves here.
+    // For tensors of several ranks, what a step moves here is the shard.
     std::erase_if(uses, [&](DeclaredUse &use) {
         if (!is_of_ranks(use.range)) return false;
         const std::optional<residency::Request> shard = recorder_.shard_request(use.range);

@@ -70,7 +70,7 @@ private:
     VictimPolicy &victims_;
     Wholes &wholes_;
     Meters &meters_;
-    // When bytes per tier were recorded last.
+    // Time of the last sample of bytes per tier.
     residency::Instant sampled_ns_ STW_GUARDED_BY(runtime_lock) = 0;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies between a tensor and memory of the caller's, chunk by chunk with a few chunks ahead: the
-// tensor's blocks pass through wherever they are, and memory use does not depend on its size.
+// Copies between a tensor and the caller's memory, a chunk at a time with hints for the next ones:
+// memory use does not depend on the tensor's size.
 #include "lib/runtime/copies/chunks.h"
 
 #include "lib/report/report.h"
@@ -64,7 +64,7 @@ bool fill_elements(void *destination, uint32_t dtype, uint64_t count, double val
     }
 }
 
-// What reads of the tensor are told from now on: some of it is new and some is not.
+// The error of later reads of the tensor, whose contents are partly new.
 Status half_written(const stw_tensor &tensor, const Status &cause)
 {
     Status status = Status::error(cause.code(),
@@ -92,15 +92,15 @@ Status ChunkCopies::check_dtype(const stw_tensor *tensor, uint32_t dtype)
                          report::dtype_name(dtype));
 }
 
-// The piece of a copy that lies in one block. Only the piece at work is fetched; those that come
-// are hinted at: what is not yet used holds nothing, so copies never wait for each other's pieces.
+// The piece of a copy that lies in one block. Only the current piece is fetched; the next ones are
+// only hinted, and a hint holds nothing, so copies never wait for each other's pieces.
 struct ChunkFetch {
     Waiter waiter;
     uint64_t element_begin = 0;
     uint64_t element_count = 0;
 };
 
-// One copy: what its pieces have in common.
+// The state of one copy.
 struct Copy {
     stw_tensor *tensor = nullptr;
     residency::Access access = residency::Access::kRead;
@@ -110,11 +110,11 @@ struct Copy {
     uint64_t offset = 0;  // in the pack
     uint64_t element_bytes = 0;
     uint64_t end = 0;     // elements
-    uint64_t hinted = 0;  // element up to which hints were given
+    uint64_t hinted = 0;  // hints were given up to this element
     std::deque<residency::FetchId> hints;
 };
 
-// How many elements from `at` on lie in its block.
+// The number of elements from `at` on in the same block.
 uint64_t ChunkCopies::chunk_elements(const Copy &copy, uint64_t at) const
 {
     const uint64_t byte = copy.offset + at * copy.element_bytes;
@@ -183,7 +183,7 @@ void ChunkCopies::ask_chunk(ChunkFetch &chunk, Copy &copy)
     residency::FetchAsked asked = asked_for(copy.access, chunk.element_begin, chunk.element_count);
     asked.owner = copy.owner;
     asked.deadline = copy.deadline;
-    // Half done it must not fail because views pin the room at this moment.
+    // A copy that has begun must not fail because views pin the room at the moment.
     asked.flags = residency::kFetchInternal | residency::kFetchWaitRoom;
     chunk.waiter.begin = dispatch_.now();
     chunk.waiter.deadline = copy.deadline;
@@ -233,7 +233,7 @@ void ChunkCopies::release_chunk(const ChunkFetch &chunk, const Copy &copy)
                       STW_REQUIRES(runtime_lock) { core.release(release, dispatch_.now(), out); });
 }
 
-// The range that a copy names, and what of it lies in this process, in elements of the shard.
+// The range that a copy names, and this rank's part of it in elements of the shard.
 Status ChunkCopies::resolve_copy(const stw_tensor &tensor, const stw_copy_options &options,
                                  collective::Range *asked_out, collective::Range *part_out) const
 {
@@ -257,7 +257,7 @@ Status ChunkCopies::resolve_copy(const stw_tensor &tensor, const stw_copy_option
     return {};
 }
 
-// Of a sharded tensor each rank takes its own part of what all have.
+// Each rank of a sharded tensor writes its own part of the source.
 Status ChunkCopies::write(stw_tensor *tensor, const void *source, const stw_copy_options &options)
 {
     STW_TRY(check_dtype(tensor, options.dtype));

@@ -38,15 +38,15 @@ public:
     ChunkCopies(const ChunkCopies &) = delete;
     ChunkCopies &operator=(const ChunkCopies &) = delete;
 
-    // INVALID unless the dtypes are equal (or `dtype` 0), or both of those that convert.
+    // INVALID unless the dtypes are equal (or `dtype` is 0) or both convert.
     static Status check_dtype(const stw_tensor *tensor, uint32_t dtype);
     Status write(stw_tensor *tensor, const void *source, const stw_copy_options &options);
     Status fill(stw_tensor *tensor, double value, const stw_copy_options &options);
     Status resolve_copy(const stw_tensor &tensor, const stw_copy_options &options,
                         collective::Range *asked_out, collective::Range *part_out) const;
 
-    // Calls body(pointer, element_begin, count) for each piece of the range that lies in one block.
-    // Exclusive: the tensor is claimed, so that no other thread sees it half done.
+    // Calls body(pointer, element_begin, count) for each piece of the range that lies in one
+    // block. With `exclusive` the tensor is claimed, so that no other thread sees a partial write.
     using ChunkBody = std::function<Status(void *chunk, uint64_t begin, uint64_t count)>;
     Status each_chunk(stw_tensor *tensor, residency::Access access, bool exclusive,
                       uint64_t element_begin, uint64_t element_count, uint64_t timeout_ns,

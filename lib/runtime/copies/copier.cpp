@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The thread that makes the copies of operations: chunks of all of them in turn, as they are
-// granted, so that one that waits keeps no other from going on.
+// The thread that makes the copies of operations: chunks of all of them in the order in which they
+// are granted, so that no operation delays another.
 #include "lib/runtime/copies/snapshots.h"
 
 #include "lib/runtime/addresses/addresses.h"
@@ -59,7 +59,7 @@ void Snapshots::run_copier()
     }
 }
 
-// Copies first, then what is to be pinned is asked for. Starts nothing that can block.
+// Copies first; what is to be pinned is asked for afterwards. Never blocks.
 Status Snapshots::start_snapshot(Waiter &waiter)
 {
     STW_TRY(start_copier());
@@ -70,7 +70,7 @@ Status Snapshots::start_snapshot(Waiter &waiter)
         auto *granted = static_cast<Snapshot *>(chunk.user);
         Snapshots &owner = *granted->owner;
         MutexLock lock(owner.dispatch_.mutex());
-        // Who cancels may wait for the end.
+        // First: the thread that cancelled it may be waiting for its end.
         if (granted->whole->cancelled) {
             owner.copier_queue.push_front(granted);
         } else {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Snapshots, a chunk at a time, by whoever calls: the thread that waits for its fetch, or the one
-// that copies for operations.
+// Snapshots, a chunk at a time, on the thread that waits for the fetch, or on the copier's thread
+// for operations.
 #include "lib/runtime/copies/snapshots.h"
 
 #include "lib/runtime/addresses/addresses.h"
@@ -33,13 +33,13 @@ SnapshotPart part_of(const Range &range)
     part.dtype = range.dtype ? range.dtype : range.tensor->dtype;
     part.from_size = range.tensor->element_bits / 8;
     part.to_size = stw_dtype_bits(part.dtype) / 8;
-    // Of what is in this process: elements of a shard are counted from its first.
+    // In elements of the shard.
     part.begin = range.byte_begin / part.from_size;
     part.end = part.begin + range.element_count;
     return part;
 }
 
-// Tensors that are used by it, or claimed alone; each once.
+// The tensors that it uses, or only those that it has claimed; each once.
 std::vector<residency::TensorId> tensors_of(const Snapshot &work, bool claimed = false)
 {
     std::vector<residency::TensorId> tensors;
@@ -55,7 +55,8 @@ std::vector<residency::TensorId> tensors_of(const Snapshot &work, bool claimed =
 
 }  // namespace
 
-// All of it resident where the CPU reads it: pinned together without the lock.
+// If all of it is resident where the CPU reads it: pins all ranges without the lock and copies
+// them.
 bool Snapshots::copy_resident(const FetchPlan &plan)
 {
     if (!plan.ranges.empty()) return false;
@@ -84,7 +85,7 @@ bool Snapshots::copy_resident(const FetchPlan &plan)
     return all;
 }
 
-// By the thread that waits for them.
+// On the thread that waits for the copies.
 Status Snapshots::copy_out(Waiter &waiter)
 {
     if (copy_resident(waiter.plan)) return {};
@@ -97,8 +98,8 @@ Status Snapshots::copy_out(Waiter &waiter)
     return std::move(work.status);
 }
 
-// Whatever can be refused without a copy is refused here; private buffers are made, and are gone
-// again where memory is refused half way.
+// Whatever can be refused without a copy is refused here. Makes the private buffers, and drops
+// them if there is no memory.
 Status Snapshots::prepare_snapshot(Waiter &waiter)
 try {
     FetchPlan &plan = waiter.plan;
@@ -143,7 +144,7 @@ try {
         recorder_.note_copies(plan);
         under_way.push_back(work.get());
         for (const residency::TensorId tensor : used) core.keep(tensor);
-        waiter.snapshot = std::move(work);  // who cancels or waits may look for it already
+        waiter.snapshot = std::move(work);  // from here on other threads may see it
     });
     return {};
 } catch (const std::bad_alloc &) {
@@ -151,7 +152,7 @@ try {
     return Status::error(STW_ERROR_MEMORY, "no memory for the copies of a fetch");
 }
 
-// One event: the chunk at work goes back and the next one is asked for. False: it is over, with
+// In one event, gives the current chunk back and asks for the next one. False: it has ended, with
 // work.status.
 bool Snapshots::next_chunk(Snapshot &work)
 {
@@ -213,7 +214,7 @@ void Snapshots::ask_chunk(Snapshot &work, Core &core, Commands &out)
     }
 }
 
-// Hints for the chunks that come, of the next ranges too.
+// Hints for the next chunks, also of later ranges.
 void Snapshots::ask_ahead(Snapshot &work, Core &core, Commands &out)
 {
     SnapshotCursor &hinted = work.hinted;
@@ -271,8 +272,9 @@ void Snapshots::give_chunk_back(Snapshot &work, Core &core, Commands &out)
     if (++work.next.part < work.parts.size()) work.next.at = work.parts[work.next.part].begin;
 }
 
-// From the first element, and nobody writes until it is over. A claim would wait for a view of the
-// asker's own, beside which nobody writes anyway.
+// From the first element on, under claims that keep writers out. Tensors of which the asking
+// thread holds a view are not claimed: the claim would wait for the view, and the view keeps
+// writers out.
 void Snapshots::start_over(Snapshot &work, Core &core, Commands &out)
 {
     drop_holds(work, core, out);
@@ -290,12 +292,12 @@ void Snapshots::start_over(Snapshot &work, Core &core, Commands &out)
 void Snapshots::end_snapshot(Snapshot &work, Core &core, Commands &out)
 {
     drop_holds(work, core, out);
-    // An operation goes on until what is to be pinned is asked for.
+    // That of an operation stays until the rest of its fetch is asked for.
     if (!work.whole->asynchronous) std::erase(under_way, &work);
     for (const residency::TensorId tensor : tensors_of(work)) core.let_go(tensor);
 }
 
-// Hints and claims.
+// Cancels hints and ends claims.
 void Snapshots::drop_holds(Snapshot &work, Core &core, Commands &out)
 {
     for (const residency::FetchId hint : work.hints) {
@@ -308,7 +310,7 @@ void Snapshots::drop_holds(Snapshot &work, Core &core, Commands &out)
     for (SnapshotPart &part : work.parts) part.claimed = false;
 }
 
-// Under the lock, of a chunk that is held: what was copied before is still what the tensors are.
+// With a chunk held: true if a tensor was written since its first chunk was copied.
 bool Snapshots::is_torn(Snapshot &work)
 {
     SnapshotPart &part = work.parts[work.next.part];

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of a fetch, into the caller's memory or converted: chunk by chunk, all of one moment.
+// Copies that a fetch asks for, into the caller's memory or into another dtype: chunk by chunk,
+// consistent over all ranges.
 #pragma once
 
 #include "lib/runtime/dispatch/hook.h"
@@ -40,11 +41,11 @@ public:
     Status start_snapshot(Waiter &waiter);
     void stop_copier();
 
-    std::vector<Snapshot *> under_way STW_GUARDED_BY(runtime_lock);  // under way
-    // Their chunk was granted or refused.
+    std::vector<Snapshot *> under_way STW_GUARDED_BY(runtime_lock);
+    // Snapshots whose chunk was granted or refused.
     std::deque<Snapshot *> copier_queue STW_GUARDED_BY(runtime_lock);
 
-    // Its copies are over.
+    // The copies of the waiter have ended.
     void forget(const Waiter &waiter) STW_REQUIRES(runtime_lock);
     void interrupted(residency::Instant at) override STW_REQUIRES(runtime_lock);
 
@@ -70,7 +71,7 @@ private:
     Sleepers &sleepers_;
     ViewEnds &ends_;
     HitPath &hits_;
-    // Copies of operations, a chunk at a time; the thread starts with the first one.
+    // Copies the chunks of operations; started with the first one.
     std::thread copier_;
     Condition copier_wakes_;
     bool copier_stops_ STW_GUARDED_BY(runtime_lock) = false;

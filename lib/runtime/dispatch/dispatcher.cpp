@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Events in, commands out. Commands are appended to the engine's queues under the lock, so that
-// their order is the core's; answers wake their waiters; foreign code runs after the lock is gone.
+// their order is the core's; answers wake their waiters; foreign code runs after the lock is
+// released.
 #include "lib/runtime/dispatch/dispatcher.h"
 
 #include "lib/support/assert.h"
@@ -21,7 +22,7 @@ Dispatcher::Dispatcher(const residency::Config &config, residency::CommandSink &
 
 void Dispatcher::add(DispatchHook &hook)
 {
-    STW_ASSERT(!timer_.joinable());  // it goes through the hooks without the lock
+    STW_ASSERT(!timer_.joinable());  // the timer reads hooks without the lock
     MutexLock lock(mutex());
     hooks_.push_back(&hook);
     loop.add(hook);
@@ -92,7 +93,7 @@ bool Dispatcher::refused(residency::Refused &refused, Instant, Commands &)
     return answer(refused.fetch, refused.status, none);
 }
 
-// False: no waiter's.
+// False: the fetch has no waiter.
 bool Dispatcher::answer(residency::FetchId fetch, const Status &status,
                         std::vector<residency::Grant> &grants)
 {
@@ -121,7 +122,7 @@ void Dispatcher::after_round(Instant now, Commands &out)
 {
     note_progress();
     const auto stuck = static_cast<uint32_t>(core.stuck_fetches().size());
-    // A view that ended without the lock, between the core's look and stuck_, told nobody.
+    // A view that ended without the lock before stuck_ was set has notified nobody.
     if (stuck > stuck_.exchange(stuck)) core.tick(now, out);
 }
 

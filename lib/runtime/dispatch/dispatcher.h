@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatcher: the runtime's one lock and what happens under it. Takes events to the residency core,
-// has its commands carried out, wakes threads that wait for answers, and has a thread for
-// deadlines. What other rooms add to an event they add as hooks. The rules of where bytes are and
-// who may use them are in the core alone.
+// Dispatcher: the runtime's one lock and what happens under it. Takes events to the residency
+// core, has its commands carried out, wakes threads that wait for answers, and has a thread for
+// deadlines. Other rooms take part in events as hooks. Only the core decides where bytes are and
+// who may use them.
 #pragma once
 
 #include "lib/observe/log.h"
@@ -24,15 +24,15 @@ namespace stepwell {
 
 class Dispatcher final : residency::EventHook {
 public:
-    // `sink` is used from the first event on.
+    // Uses `sink` from the first event on.
     Dispatcher(const residency::Config &config, residency::CommandSink &sink,
                const observe::LogOptions &log, uint64_t timeout_ns);
     ~Dispatcher();
     Dispatcher(const Dispatcher &) = delete;
     Dispatcher &operator=(const Dispatcher &) = delete;
 
-    // Before the first event and start_timer(): hooks are read without the lock. Between two hooks,
-    // answers are given to those who wait for them.
+    // Only before the first event and start_timer(): hooks are read without the lock.
+    // add_answers() sets when waiters get their answers, in the order of the hooks.
     void add(DispatchHook &hook);
     void add_answers();
 
@@ -55,7 +55,8 @@ public:
         for (DispatchHook *hook : hooks_) hook->unlocked();
         call_out(deferred);
     }
-    // What an event leaves to be done with no lock held: lines of the log, calls of waiters.
+    // Left by an event for the time after the lock is released: lines of the log, calls of
+    // waiters.
     struct LogLine {
         uint32_t level = STW_LOG_ERROR;
         const char *topic = "";
@@ -68,33 +69,34 @@ public:
     };
     Deferred take_deferred() STW_REQUIRES(runtime_lock);
     void call_out(const Deferred &deferred) STW_EXCLUDES(runtime_lock);
-    // A line of the log, printed once the lock is given back.
+    // Logs a line once the lock is released.
     void say(uint32_t level, const char *topic, std::string text) STW_REQUIRES(runtime_lock);
 
     // ---- fetches that wait for an answer -------------------------------------------------------
-    // Asks the core, for a waiter that lives until it is answered. It may ask again after that.
+    // Asks the core for a waiter, which must live until it is answered. It may ask again
+    // afterwards.
     void ask(Waiter &waiter, const residency::FetchAsked &asked, Commands &out)
         STW_REQUIRES(runtime_lock);
-    // The same of the library's own pieces: blocks until they are there, or the deadline passes.
+    // For the library's own pieces: blocks until they are granted or the deadline has passed.
     Status fetch_pieces(Waiter &waiter, const residency::FetchAsked &asked)
         STW_EXCLUDES(runtime_lock);
-    // Null: somebody else's fetch, or answered.
+    // Null: a fetch without a waiter, or one that was answered.
     [[nodiscard]] Waiter *find(residency::FetchId fetch) const STW_REQUIRES(runtime_lock);
     void forget_waiter(residency::FetchId fetch) STW_REQUIRES(runtime_lock)
     {
         waiters_.erase(fetch);
     }
-    // A fetch waits for a view to end, which its end is told of even where it takes no lock.
+    // A fetch waits for a view to end. The end of a view must then take the lock.
     [[nodiscard]] bool has_stuck_fetch() const
     {
         return stuck_.load(std::memory_order_relaxed) != 0;
     }
 
-    // To be called before anything is waited for that views of the library itself could block.
+    // Call before waiting for anything that views of the library itself could block.
     void give_way() STW_EXCLUDES(runtime_lock);
 
     // ---- progress ------------------------------------------------------------------------------
-    // Counts what may have changed for those who wait for it.
+    // Incremented whenever a waited-for condition may have changed.
     [[nodiscard]] uint64_t progress() const STW_REQUIRES(runtime_lock) { return progress_made_; }
     void note_progress() STW_REQUIRES(runtime_lock);
     // False when the deadline has passed.
@@ -102,7 +104,7 @@ public:
 
     // ---- time ----------------------------------------------------------------------------------
     static residency::Instant now();
-    // 0: the runtime's.
+    // 0: the runtime's default.
     [[nodiscard]] uint64_t timeout(uint64_t timeout_ns) const
     {
         return timeout_ns ? timeout_ns : timeout_default_ns_;
@@ -113,7 +115,7 @@ public:
     [[nodiscard]] bool is_closing() const STW_REQUIRES(runtime_lock) { return closing_; }
     // Ends waits of the program. Async-signal-safe.
     void interrupt();
-    // Of the last one that the timer has seen: waits that began before it end.
+    // Time of the last interrupt that the timer has seen: waits that began earlier end.
     [[nodiscard]] residency::Instant interrupted_at() const STW_REQUIRES(runtime_lock)
     {
         return interrupted_at_;
@@ -146,7 +148,7 @@ private:
     residency::Instant timer_target_ STW_GUARDED_BY(runtime_lock) = residency::kNever;
     bool closing_ STW_GUARDED_BY(runtime_lock) = false;
     residency::Instant interrupted_at_ STW_GUARDED_BY(runtime_lock) = 0;
-    std::atomic<residency::Instant> interrupted_ns_{0};  // of the last interrupt, 0: none
+    std::atomic<residency::Instant> interrupted_ns_{0};  // time of the last one; 0: none
 };
 
 }  // namespace stepwell

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Failures of work in the background: the first one sticks to the runtime, each to its tensor,
-// until the program clears them.
+// Background errors: the first one is kept for the runtime, and one for each tensor, until the
+// program clears them.
 #pragma once
 
 #include "lib/runtime/dispatch/dispatcher.h"
@@ -19,10 +19,10 @@ public:
     }
 
     void add(residency::TensorId tensor, const Status &status) STW_REQUIRES(runtime_lock);
-    // Of the tensor. Without the lock where there is none at all.
+    // Takes no lock while there are no errors.
     Status of(residency::TensorId tensor) STW_EXCLUDES(runtime_lock);
     [[nodiscard]] const Status *find(residency::TensorId tensor) const STW_REQUIRES(runtime_lock);
-    // The number is given to another tensor, or its contents are replaced.
+    // The id is reused, or the contents are replaced.
     void forget(residency::TensorId tensor) STW_REQUIRES(runtime_lock) { by_tensor_.erase(tensor); }
     Status first();
     [[nodiscard]] const Status &first_locked() const STW_REQUIRES(runtime_lock) { return first_; }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is asked of the core for a range, how long its views and private buffers are, and how its
+// How a range is asked of the core, how large its views and private buffers are, and how its
 // elements are copied.
 #include "lib/runtime/dispatch/snapshot.h"
 #include "lib/runtime/dispatch/waiter.h"
@@ -20,7 +20,7 @@ residency::Access access_of(uint32_t access)
     }
 }
 
-// Of a private buffer: what is converted in it is the only replica wanted.
+// READ_WRITE for a conversion, so that its buffer keeps no other replica.
 residency::Access buffer_access(uint32_t access)
 {
     return access == STW_READ ? residency::Access::kReadWrite : residency::Access::kWrite;
@@ -69,7 +69,7 @@ uint64_t buffer_bytes(const ViewSlot &view)
            (dtype == 0 ? tensor->element_bits / 8 : stw_dtype_bits(dtype) / 8);
 }
 
-// A whole buffer that is summed over ranks has the padding of their parts.
+// A complete buffer that is summed over ranks has the padding of their parts.
 uint64_t sum_elements(const stw_tensor &tensor, uint32_t access, uint64_t elements)
 {
     const bool pads =

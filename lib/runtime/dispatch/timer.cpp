@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The dispatcher's thread: deadlines of fetches on which no thread sleeps, what hooks want done at
-// a time, and interrupts, which come from signal handlers.
+// The dispatcher's thread: deadlines of fetches for which no thread sleeps, timed work of hooks,
+// and interrupts, which come from signal handlers.
 #include "lib/runtime/dispatch/dispatcher.h"
 #include "lib/support/signals.h"
 
@@ -87,7 +87,7 @@ void Dispatcher::run_timer()
         act([this](Core &, Commands &out) STW_REQUIRES(runtime_lock) {
             core.tick(now(), out);
             for (DispatchHook *hook : hooks_) hook->on_timer_locked(now());
-            // What began to wait after the call is none of its business.
+            // An interrupt does not end waits that begin after it.
             const Instant interrupted = interrupted_ns_.exchange(0);
             if (interrupted != 0) end_waits(interrupted, out);
         });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a fetch asks for, and who waits for its answer.
+// What a fetch asks for, and the waiter for its answer.
 #pragma once
 
 #include "lib/collective/partition.h"
@@ -25,10 +25,10 @@ using residency::Commands;
 using residency::Core;
 
 constexpr uint64_t kTimeoutDefaultNs = 300ull * 1000 * 1000 * 1000;
-// Beside STW_RELEASE_*: this rank has no gradient, and joins in for the others' sake.
+// In addition to STW_RELEASE_*: this rank has no gradient and only takes part in the collective.
 constexpr uint32_t kReleaseNothing = 1u << 31;
 
-// What one requested range became. Filled before the fetch, completed by its grant.
+// One requested range. Filled before the fetch, completed by its grant.
 struct Range {
     stw_tensor *tensor = nullptr;
     uint32_t access = STW_READ;
@@ -38,33 +38,33 @@ struct Range {
     uint64_t element_count = 0;
     uint64_t byte_begin = 0;
     uint64_t byte_count = 0;
-    residency::TensorId scratch = residency::kNone;  // private buffer: of a reduce, or converted
+    residency::TensorId scratch = residency::kNone;  // private buffer, of a REDUCE or a conversion
     uint32_t dtype = 0;                              // of the view; 0: the tensor's
     uint32_t index = 0;                              // of the request in its call
-    void *into = nullptr;                            // memory of the caller's
+    void *into = nullptr;                            // the caller's memory
 };
 
 residency::Access access_of(uint32_t access);  // STW_READ .. STW_REDUCE
 
-// Of the view, in its dtype.
+// In the dtype of the view.
 uint64_t view_bytes(const Range &range);
 
-// Of all ranks, for which there is a collective.
+// A view of the gathered tensor, for which there is a collective.
 inline bool is_gathered(const Range &range)
 {
     return range.tensor->sharding && range.scope == STW_WHOLE && range.access != STW_REDUCE &&
            range.tensor->sharding->is_sharded();
 }
-// Its elements are those of all ranks, and not a part of the shard that the core knows.
+// The elements are those of the whole tensor, not of the shard that the core knows.
 inline bool is_of_ranks(const Range &range)
 {
     return range.tensor->sharding && range.scope == STW_WHOLE &&
            range.tensor->sharding->is_sharded();
 }
-// Of a tensor's elements [first, first + elements), which may be those of a shard.
+// Tests the range against [first, first + elements), which may be a shard.
 Status elements_outside(const stw_tensor &tensor, uint64_t begin, uint64_t count, uint64_t first,
                         uint64_t elements);
-// Of a buffer that is added into: of a whole one with the padding that a sum over ranks has.
+// Includes the padding of a complete buffer that is summed over ranks.
 uint64_t sum_bytes(const Range &range);
 
 // Slots of views that are pinned and not open yet, in the order of the requests.
@@ -75,9 +75,9 @@ struct HitChain {
 
 struct FetchPlan {
     std::vector<Range> ranges;    // to be pinned
-    std::vector<Range> copied;    // into memory of the caller's
-    std::vector<Range> gathered;  // to be pinned, of all ranks
-    std::vector<Range> absent;    // neither, and gathered by nobody
+    std::vector<Range> copied;    // into the caller's memory
+    std::vector<Range> gathered;  // gathered tensors to be pinned
+    std::vector<Range> absent;    // gathered, without bytes for this rank
     uint32_t flags = 0;           // STW_FETCH_*
     bool beside_readers = false;  // see kFetchBesideReaders
     int32_t priority = 0;
@@ -86,7 +86,7 @@ struct FetchPlan {
     void *stream = nullptr;  // of views at devices that have streams
 };
 
-// This rank gets no bytes of it.
+// This rank takes part but gets no bytes.
 inline bool is_absent(const FetchPlan &plan)
 {
     return (plan.flags & STW_FETCH_ABSENT) != 0;
@@ -94,7 +94,7 @@ inline bool is_absent(const FetchPlan &plan)
 
 struct Snapshot;
 
-// A use of a declared step. Those of one call stand side by side.
+// A use in a declared step. Those of one call are adjacent.
 struct DeclaredUse {
     Range range;
     uint32_t call = 0;
@@ -102,17 +102,17 @@ struct DeclaredUse {
     uint64_t compute_ns = 0;  // while the views of the call are held
 };
 
-// What became of the callback of an operation.
+// State of the callback of an operation.
 enum class Callback : uint8_t {
     kNone,
-    kWanted,  // when it is over
-    kQueued,  // over: the callback is to come, or runs
+    kWanted,  // to be called at the end
+    kQueued,  // at its end: waits for the thread, or runs
     kCalled
 };
 
 struct Waiter;
 
-// How the program wants to hear that an operation is over.
+// How the program is notified of the end of an operation.
 struct EndNotice {
     Callback callback = Callback::kNone;
     int fd = -1;  // an eventfd of the program; -1: none
@@ -123,10 +123,10 @@ struct EndNotice {
 
 // What a fetch gets of gathered tensors.
 struct GatheredPart {
-    uint64_t call = 0;  // of the ledger; 0: there are none, or they came
+    uint64_t call = 0;  // number in the ledger; 0: none, or answered
     Status status;
-    bool refused = false;      // and its pins wait for the program to learn of it
-    bool invalidated = false;  // on all ranks alike
+    bool refused = false;      // pins are kept until the program gets the error
+    bool invalidated = false;  // on all ranks
     std::vector<residency::Grant> grants;
 };
 
@@ -135,13 +135,12 @@ class AnswerListener {
 public:
     virtual ~AnswerListener() = default;
     virtual void answered(Waiter &waiter) STW_REQUIRES(runtime_lock) = 0;
-    // Its copies are made, its gathered tensors are there: the rest is to be asked for. With no
-    // lock held.
+    // The copies are made, or the gathered tensors are ready: the listener asks for the rest. With
+    // no lock held.
     virtual void copied(Waiter &) {}
     virtual void gathered(Waiter &) {}
 };
 
-// Somebody who waits for the answer of a fetch.
 struct Waiter {
     Waiter();
     ~Waiter();
@@ -159,14 +158,14 @@ struct Waiter {
     void (*call)(Waiter &) = nullptr;  // the library's own: called with no lock held
     void *user = nullptr;
     FetchPlan plan;
-    bool asynchronous = false;  // of an operation, that outlives the wait for it
+    bool asynchronous = false;  // an operation, which outlives the call
     bool cancelled = false;
-    bool freed = false;  // that operation, before its callback returned
+    bool freed = false;  // the operation, before its callback returned
     uint32_t owner = 0;  // the thread that asked, 0: not known
     stw_operation *operation = nullptr;
-    EndNotice notice;                    // of that operation
-    std::unique_ptr<Snapshot> snapshot;  // the copies of the plan, made before the rest is asked
-    GatheredPart whole;                  // of the plan, which comes before the rest is asked for
+    EndNotice notice;                    // for the operation
+    std::unique_ptr<Snapshot> snapshot;  // copies of the plan, made before the rest is asked
+    GatheredPart whole;                  // gathered before the rest is asked for
     residency::Instant begin = 0;
     residency::Instant deadline = residency::kNever;
     observe::Stall cause = observe::Stall::kHostDevice;

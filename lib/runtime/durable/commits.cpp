@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// stw_commit: the cut, the write-back of what is newest nearer, the vote. The caller's thread, or
-// the one of the collectives where there are several ranks.
+// stw_commit: the claims, the write-back of newest bytes in nearer tiers, the vote. Runs on the
+// caller's thread, or on that of collectives if there are several ranks.
 #include "lib/runtime/durable/commits.h"
 
 #include "lib/collective/commit.h"
@@ -27,7 +27,7 @@
 
 namespace stepwell {
 
-// Neighbouring blocks of a tensor that have bytes.
+// Consecutive blocks of a tensor that have bytes.
 struct BlockRun {
     stw_tensor *tensor = nullptr;
     residency::BlockId first = residency::kNone;
@@ -36,7 +36,7 @@ struct BlockRun {
     uint64_t byte_count = 0;
 };
 
-// What a generation keeps so far: each slot once, and which one a block's is.
+// The slots that a generation keeps so far, each once, and the one of each block.
 struct KeptBlocks {
     std::vector<store::Placement> blocks;
     std::map<std::pair<uint32_t, uint32_t>, uint32_t> by_slot;
@@ -55,7 +55,7 @@ namespace {
 
 using residency::Access;
 
-constexpr uint32_t kBlocksAtOnce = 64;  // that a commit writes back and holds
+constexpr uint32_t kBlocksAtOnce = 64;  // written back and held together
 
 uint64_t random_token()
 {
@@ -77,7 +77,6 @@ uint64_t unix_time_ns()
 
 // ---------------------------------------------------------------------------------- the call ----
 
-// Under the lock.
 Status Commits::durable_view_open()
 {
     for (uint32_t index = 0; index < views_.slots_used(); ++index) {
@@ -94,8 +93,8 @@ Status Commits::durable_view_open()
     return {};
 }
 
-// In the call: what is asked for later comes behind this claim on every rank, and behind its place
-// among the collectives.
+// Called by the program's thread: anything asked for later is ordered after this claim and, on
+// every rank, after this collective.
 Status Commits::begin_commit(const std::shared_ptr<CommitWork> &work)
 {
     std::unique_ptr<Collective> next;
@@ -143,7 +142,7 @@ Status Commits::commit(const stw_commit_options &options, uint64_t *generation_o
                           options.metadata ? options.metadata_bytes : 0);
     const residency::Instant begin = dispatch_.now();
     work->deadline = begin + dispatch_.timeout(options.timeout_ns);
-    // What reads as zeros and shares its block gets them on the way: they are contents too.
+    // Owed zeros in shared blocks are contents too, so they are written first.
     STW_TRY(zeros_.write_all_zeros());
     STW_TRY(begin_commit(work));
     if (!machine_.ranks) {
@@ -191,7 +190,7 @@ void Commits::run_commit(CommitWork &work)
     });
 }
 
-// The two exchanges, and what this rank does before and between them.
+// The two exchanges over ranks, with this rank's work before and between them.
 Status Commits::commit_over_ranks(CommitWork &work)
 {
     collective::Commit commit(*restored_.durable->generations, restored_.durable->name,
@@ -204,16 +203,15 @@ Status Commits::commit_over_ranks(CommitWork &work)
     try {
         manifest = write_generation(work, commit.set());
     } catch (const std::bad_alloc &) {
-        // The others hear of it, as of any other reason.
+        // Reported to the other ranks like any other failure.
     }
     commit.prepare(std::move(manifest));
     agreed = opening_.agree_store(commit.ballot(), ranks, &heard);
     return commit.close(std::move(agreed), heard);
 }
 
-// Until everything that was called for before has had its turn with the tensors, and nobody has
-// them: from then on they stay what they are. A pin in a gate that goes tells nobody, so it looks
-// again by itself.
+// Waits until all earlier claims on the tensors are served and no views are open; from then on the
+// contents do not change. A pin that ends in a gate notifies nobody, so this polls.
 Status Commits::await_claims(const CommitWork &work)
 {
     MutexLock lock(dispatch_.mutex());
@@ -236,7 +234,7 @@ Status Commits::await_claims(const CommitWork &work)
     return {};
 }
 
-// Under the claims, so that contents stay what they are.
+// Under the claims, so that contents do not change.
 std::vector<BlockRun> Commits::runs_of(const CommitWork &work) const
 {
     std::vector<BlockRun> runs;
@@ -264,8 +262,8 @@ std::vector<BlockRun> Commits::runs_of(const CommitWork &work) const
     return runs;
 }
 
-// What is newest nearer is written back, what is at nvme already is left there; held until the
-// store keeps it.
+// Writes back what is newest in nearer tiers; blocks that are newest at nvme are not moved. They
+// are held until the store keeps them.
 Status Commits::keep_runs(const CommitWork &work, const BlockRun *runs, size_t n, uint32_t set,
                           KeptBlocks *kept)
 {
@@ -312,7 +310,7 @@ store::StoredTensor Commits::describe_stored(const stw_tensor &tensor, bool empt
         const auto block = kept.by_block.find(lies.first + i);
         stored.blocks.push_back(block == kept.by_block.end() ? store::kNoBlock : block->second);
     }
-    // Zeros alone, in a block that nobody has written to: as if it had never been written either.
+    // A tensor of zeros only, in a shared block that was never written, counts as never written.
     const bool nothing = lies.shares && stored.blocks[0] == store::kNoBlock;
     if (nothing) stored.flags &= ~uint32_t{store::StoredTensor::kHasContents};
     if (nothing) stored.blocks.clear();
@@ -329,13 +327,13 @@ std::vector<OptimizerBody *> Commits::durable_optimizers()
     return bodies;
 }
 
-// Of what is updated behind its call the tensor's claim has waited, and the count is behind that.
+// The claims have waited for pending updates, so they are counted.
 std::vector<store::StoredCount> Commits::count_updates()
 {
     std::vector<store::StoredCount> counts;
     for (OptimizerBody *body : durable_optimizers()) {
         MutexLock changes(body->changes);
-        if (!body->optimizer) continue;  // it has ended meanwhile
+        if (!body->optimizer) continue;  // destroyed meanwhile
         for (const stw_tensor *tensor : optimizers_.held_by(*body)) {
             Result<uint64_t> count = body->optimizer->completed(tensor->id);
             if (count.ok()) counts.push_back({body->name + "." + tensor->name, count.value()});
@@ -344,14 +342,14 @@ std::vector<store::StoredCount> Commits::count_updates()
     return counts;
 }
 
-// This rank's part, in the set of the attempt.
+// This rank's part of the generation; `set` is that of this attempt.
 Result<store::Manifest> Commits::write_generation(CommitWork &work, uint32_t set)
 {
     STW_TRY(await_claims(work));
-    // A master that is older than its parameter would be taken for the newer one after a resume.
+    // A resume would take a master for newer than its parameter, so stale ones are left out.
     for (OptimizerBody *body : durable_optimizers()) {
         MutexLock changes(body->changes);
-        if (!body->optimizer) continue;  // it has ended meanwhile
+        if (!body->optimizer) continue;  // destroyed meanwhile
         for (const residency::TensorId master : body->optimizer->stale_masters())
             work.stale.insert(master);
     }
@@ -402,7 +400,6 @@ Status Commits::no_generation(uint64_t generation) const
                          there.empty() ? "none" : there.c_str());
 }
 
-// Under the lock.
 const store::GenerationInfo *Commits::info_of(uint64_t generation) const
 {
     for (const store::GenerationInfo &info : restored_.durable->tensors.infos) {

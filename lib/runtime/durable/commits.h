@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Generations: one commit at a time, a collective where there are ranks.
+// Generations: one commit at a time; a collective if there are several ranks.
 #pragma once
 
 #include "lib/runtime/ranks/collectives.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A store that stays: how it is made, found and resumed, on all ranks or on none.
+// Durable stores: how they are created, found and resumed, on all ranks or on none.
 #include "lib/runtime/durable/opening.h"
 
 #include "lib/runtime/group/state.h"
@@ -30,8 +30,8 @@ std::string part_name(const char *store, uint32_t rank, uint32_t ranks)
     return format_text("%s.%u-of-%u", store, rank, ranks);
 }
 
-// How many ranks wrote the store of which there are files in the directory, where this many did
-// not; 0: they did, or there are none.
+// The number of ranks that wrote the store's files in the directory, if it differs from `ranks`;
+// 0: the same number, or no files.
 uint32_t other_ranks_there(const char *directory, const std::string &store, uint32_t ranks)
 {
     DIR *entries = ::opendir(directory);
@@ -56,8 +56,8 @@ uint32_t other_ranks_there(const char *directory, const std::string &store, uint
     return found;
 }
 
-// How many blocks a path of the store has, by its file; 0: there is none. Of a file that cannot be
-// read it is a guess, and opening the store says what is wrong.
+// The number of blocks in a file of the store; 0: there is none. A guess if it cannot be read;
+// opening the store reports the error then.
 uint64_t slots_there(const std::string &name, uint64_t block_bytes)
 {
     const int file = ::open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -81,7 +81,7 @@ uint32_t DurableOpen::generations_kept(const stw_runtime_options &options)
     return options.generations_kept ? options.generations_kept : kKeptDefault;
 }
 
-// Blocks of the directory: its budget pays the superblock and, of the first, the generations.
+// Blocks in the directory. Its budget includes the superblock and, in the first, the generations.
 uint64_t DurableOpen::store_blocks(const stw_runtime_options &options, uint32_t index)
 {
     const uint64_t block = options.block_bytes ? options.block_bytes : uint64_t{STW_BLOCK_2M};
@@ -95,8 +95,8 @@ uint64_t DurableOpen::store_blocks(const stw_runtime_options &options, uint32_t 
     return blocks_of(0, store::Generations::file_bytes(all, generations_kept(options)));
 }
 
-// Budgets of 0 of a store that is resumed become those that it was made with. They stay 0 where it
-// has no files; the open then fails on all ranks.
+// When a store is resumed, budgets of 0 become those of its files. They stay 0 if there are none;
+// the open then fails on all ranks.
 void DurableOpen::find_budgets(const stw_runtime_options &options, stw_nvme_options *nvme)
 {
     if (!options.store_name || (options.flags & STW_RUNTIME_RESUME) == 0) return;
@@ -111,7 +111,7 @@ void DurableOpen::find_budgets(const stw_runtime_options &options, stw_nvme_opti
         nvme[i].budget_bytes = store::kReservedBytes + slots * block;
         if (i == 0) first_slots = slots;
     }
-    // The room for generations grows with the budget itself, by far less than a block for each.
+    // The generations file grows with the budget, by much less than a block for each block.
     while (first_slots > 0 && store_blocks(options, 0) < first_slots) {
         nvme[0].budget_bytes += block;
     }
@@ -119,7 +119,7 @@ void DurableOpen::find_budgets(const stw_runtime_options &options, stw_nvme_opti
 
 // ----------------------------------------------------------------------------- over the ranks ----
 
-// Which rank of all this is, and how many they are.
+// This rank's number among the ranks of all groups, and their count.
 std::pair<uint32_t, uint32_t> DurableOpen::durable_place(const stw_runtime_options &options)
 {
     if (!options.group || !options.group->body) return {0, 1};
@@ -129,8 +129,9 @@ std::pair<uint32_t, uint32_t> DurableOpen::durable_place(const stw_runtime_optio
     return {before * group.size() + group.rank(), group.size() * (replicas ? replicas->size() : 1)};
 }
 
-// Over the group and then, with what came of it, over the replicas. Where the first was not heard
-// the second gets no result: its ranks do not hear either, and are undecided as this one is.
+// Agrees over the group, and then over the replicas with its result. If the group was not heard,
+// the replicas are not asked: their ranks then hear nothing either, and are undecided like this
+// one.
 Status DurableOpen::agree_store(collective::Record mine, std::vector<collective::Record> &all,
                                 bool *heard_out)
 {
@@ -152,7 +153,7 @@ Status DurableOpen::agree_store(collective::Record mine, std::vector<collective:
     return status.ok() ? replicas : status;
 }
 
-// What all ranks have found, in the order of their numbers.
+// What all ranks have found, by rank.
 Status DurableOpen::exchange_found(const collective::FoundGenerations &mine,
                                    std::vector<collective::FoundGenerations> *all)
 {
@@ -162,7 +163,7 @@ Status DurableOpen::exchange_found(const collective::FoundGenerations &mine,
     all->resize(machine_.ranks->group.size());
     STW_TRY(machine_.ranks->group.exchange(&mine, all->data(), kBytes));
     if (!machine_.ranks->replicas) return {};
-    // Each tells its replicas of those of its own group one after the other.
+    // Replicas exchange what each rank of their groups has found, one rank at a time.
     const uint32_t size = machine_.ranks->group.size();
     const uint32_t others = machine_.ranks->replicas->size();
     std::vector<collective::FoundGenerations> every(size_t{size} * others);
@@ -179,7 +180,7 @@ Status DurableOpen::exchange_found(const collective::FoundGenerations &mine,
 
 // -------------------------------------------------------------------------------- the opening ----
 
-// Files of as many ranks as there are, or none.
+// Fails if the files were written by another number of ranks.
 Status DurableOpen::check_ranks_there(const stw_runtime_options &options)
 {
     const uint32_t ranks = durable_place(options).second;
@@ -191,7 +192,7 @@ Status DurableOpen::check_ranks_there(const stw_runtime_options &options)
                          options.store_name, options.nvme[0].path, there, ranks);
 }
 
-// Of this rank alone. `stay` says how; nothing is left of what fails.
+// On this rank alone. A failure leaves no new files.
 Status DurableOpen::open_parts(const stw_runtime_options &options, store::StoreOptions &store,
                                store::Stay stay, std::unique_ptr<store::Store> *store_out)
 {
@@ -226,7 +227,8 @@ Status DurableOpen::open_parts(const stw_runtime_options &options, store::StoreO
     return {};
 }
 
-// What an open made that failed on another rank, or here behind the files of blocks.
+// Removes the files of an open that failed on another rank, or on this one after blocks were
+// created.
 void DurableOpen::remove_parts(const stw_runtime_options &options, bool with_generations)
 {
     const auto [rank, ranks] = durable_place(options);
@@ -238,7 +240,7 @@ void DurableOpen::remove_parts(const stw_runtime_options &options, bool with_gen
     }
 }
 
-// Of this rank's, whether they can be opened or not.
+// Whether this rank has files, even if they cannot be opened.
 uint16_t DurableOpen::files_there(const stw_runtime_options &options) const
 {
     const auto [rank, ranks] = durable_place(options);
@@ -252,7 +254,7 @@ uint16_t DurableOpen::files_there(const stw_runtime_options &options) const
     return there == 0 ? collective::kNoFiles : collective::kSomeFiles;
 }
 
-// What each rank was asked to do must be the same; and all hear of whoever cannot.
+// All ranks must have been asked to do the same; a failure of one is reported to all.
 Status DurableOpen::agree_open(const stw_runtime_options &options, const Status &mine)
 {
     collective::Record record =
@@ -270,7 +272,6 @@ Status DurableOpen::agree_open(const stw_runtime_options &options, const Status 
     return mine.ok() ? agreed : mine;
 }
 
-// New on all ranks, or on none.
 Status DurableOpen::make_store(const stw_runtime_options &options, store::StoreOptions &store,
                                Status before, std::unique_ptr<store::Store> *store_out)
 {
@@ -289,7 +290,7 @@ Status DurableOpen::make_store(const stw_runtime_options &options, store::StoreO
     return agreed;
 }
 
-// The same generation on all ranks. NOT_FOUND on all of them where there is none that all have.
+// Chooses a generation that all ranks have; NOT_FOUND on all ranks if there is none.
 Status DurableOpen::find_store(const stw_runtime_options &options, store::StoreOptions &store,
                                Status before, std::unique_ptr<store::Store> *store_out)
 {

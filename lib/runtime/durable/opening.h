@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a store is found, made or resumed, by all ranks alike.
+// How a store is found, created or resumed, with the same result on all ranks.
 #pragma once
 
 #include "lib/collective/commit.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// durable: stores that stay, and their generations.
+// durable: durable stores and their generations.
 #pragma once
 
 #include "lib/runtime/durable/commits.h"

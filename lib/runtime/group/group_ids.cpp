@@ -18,7 +18,7 @@ template <class Value> void append(std::string *id, const Value &value)
     append(id, &value, sizeof value);
 }
 
-// Ranks may be threads of one process and share all but their number.
+// Includes the rank: ranks may be threads of one process and share everything else.
 std::string id_of(const stw_group_options &options, uint64_t epoch)
 {
     std::string id;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the groups of this process are made of, so that no two are made of one thing: collectives of
-// two groups over one engine would take each other's bytes, or wait for ever. Any thread.
+// What identifies the groups of this process, so that no two use the same engine: their
+// collectives would take each other's bytes, or wait for ever. Any thread.
 #pragma once
 
 #include "lib/support/status.h"
@@ -16,12 +16,12 @@ namespace stepwell {
 
 class GroupIds {
 public:
-    // "" where groups need not be told apart: MPI makes a communicator of its own for each. Until
-    // give(); BUSY while a group of this process has it. `epoch` is that of forks: a child has none
+    // Empty if groups cannot clash, as with MPI, which makes a communicator for each. Taken until
+    // give(); BUSY if another group of this process has it. `epoch` counts forks: a child has none
     // of its parent's groups.
     Result<std::string> take(const stw_group_options &options, uint64_t epoch);
-    // The group is gone. NCCL takes an id for one group only, so that one stays taken where the
-    // group was made.
+    // The group was destroyed. NCCL takes a unique id for one group only, so that id stays taken
+    // if the group was made.
     void give(const std::string &id, bool was_made);
 
 private:

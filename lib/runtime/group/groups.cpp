@@ -20,7 +20,7 @@ uint64_t now_ns(void *)
     return static_cast<uint64_t>(time.tv_sec) * 1000000000ull + static_cast<uint64_t>(time.tv_nsec);
 }
 
-// A group may be made before there is a runtime whose log could be used.
+// A group can be made before a runtime, whose log could be used.
 void log_nothing(void *, uint32_t, const char *, const char *) {}
 
 constexpr stw_services kServices = {sizeof(stw_services), STW_DRIVER_ABI, nullptr, now_ns,

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups as the program makes them: from options to a driver, and from that to ranks that know each
-// other.
+// Opens groups from the program's options: the driver, then the ranks that meet through it.
 #pragma once
 
 #include "lib/collective/group.h"
@@ -11,7 +10,7 @@
 
 namespace stepwell {
 
-// Null: this process alone. Checked options; blocks until all ranks have joined.
+// Null: this process alone. `options` are checked. Blocks until all ranks have joined.
 Result<std::unique_ptr<collective::Group>> open_group(const stw_group_options &options);
 
 }  // namespace stepwell

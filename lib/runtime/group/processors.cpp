@@ -22,7 +22,7 @@ collective::Processors own_processors(const std::string &root)
         for (uint32_t cpu = 0; cpu < collective::Processors::kMax; ++cpu) {
             if (CPU_ISSET(cpu, &set)) mine.allowed[cpu / 64] |= uint64_t{1} << cpu % 64;
         }
-    } else {  // a machine with more of them than a set has
+    } else {  // more processors than a cpu_set_t has
         const uint32_t all = std::min(std::max(1u, std::thread::hardware_concurrency()),
                                       collective::Processors::kMax);
         for (uint32_t cpu = 0; cpu < all; ++cpu) mine.allowed[cpu / 64] |= uint64_t{1} << cpu % 64;
@@ -40,7 +40,7 @@ UpdateThreads update_threads(const std::vector<collective::Processors> &ranks, u
     for (const uint64_t word : mine.allowed) allowed += static_cast<uint32_t>(std::popcount(word));
     const double share = collective::processor_share(ranks, own);
     UpdateThreads threads;
-    // Alone it may as well use the last part of one; beside others that is theirs as much.
+    // A fraction of a processor is rounded up for a single rank, down beside others.
     const double whole = ranks.size() == 1 ? std::ceil(share - 1e-9) : std::floor(share + 1e-9);
     threads.count = static_cast<uint32_t>(std::max(1.0, whole));
     threads.why = format_text("%u processors that it may run on", allowed);

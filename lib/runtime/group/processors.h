@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many threads update: as many as this rank has of the processors of its host.
+// The number of update threads: this rank's share of the processors of its host.
 #pragma once
 
 #include "lib/collective/processors.h"
@@ -8,14 +8,14 @@
 
 namespace stepwell {
 
-// Affinity and quota of this process. `root` is put before /proc and /sys.
+// Affinity and quota of this process. `root` is a prefix of /proc and /sys.
 collective::Processors own_processors(const std::string &root = "");
 
 struct UpdateThreads {
     uint32_t count = 1;
     std::string why;  // for the report
 };
-// `ranks` of this host, of which this is number `own`.
+// `ranks` are those of this host; this is number `own`.
 UpdateThreads update_threads(const std::vector<collective::Processors> &ranks, uint32_t own);
 
 }  // namespace stepwell

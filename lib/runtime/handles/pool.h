@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pool: type-stable storage for the objects behind C handles. An object's memory is never given to
-// anything else, so a stale handle is found by its tag instead of crashing. Address space is taken
-// once; pages are touched as objects are made. Lives as long as the process; any thread.
+// Pool: type-stable storage for the objects behind C handles. An object's memory is never used for
+// anything else, so a stale handle is detected by its tag. Address space is reserved once; pages
+// are touched as objects are made. Lives as long as the process; any thread.
 #pragma once
 
 #include <sys/mman.h>
@@ -19,7 +19,7 @@ template <class T> class Pool {
 public:
     constexpr Pool(uint32_t objects_max, uint32_t tag) : objects_max_(objects_max), tag_(tag) {}
 
-    // Null when there are too many. Throws bad_alloc.
+    // Null when the pool is full. Throws bad_alloc.
     T *take()
     {
         MutexLock lock(mutex_);
@@ -37,7 +37,7 @@ public:
         return object;
     }
 
-    // No handle any more, but not to be used again before it is given back.
+    // Makes the handle invalid. The object is not used again before give().
     void retire(T *object) { object->tag.store(0, std::memory_order_release); }
     void give(T *object)
     {
@@ -48,12 +48,12 @@ public:
         try {
             free_->push_back(object);
         } catch (const std::bad_alloc &) {
-            return;  // rests for ever
+            return;  // never used again
         }
     }
     [[nodiscard]] uint32_t objects_max() const { return objects_max_; }
 
-    // Was it ever handed out by this pool, and is it in use now?
+    // Whether this pool handed it out and it is in use.
     [[nodiscard]] bool is_live(const T *object) const
     {
         const T *base = base_.load(std::memory_order_acquire);
@@ -64,7 +64,8 @@ public:
     }
 
 private:
-    // So many objects rest before the oldest is used again: a stale handle stays stale for long.
+    // An object is used again only after this many others were freed, so stale handles are
+    // detected for long.
     static constexpr size_t kReuseAfter = 64;
 
     void reserve() STW_REQUIRES(mutex_)

@@ -12,7 +12,7 @@ namespace stepwell {
 
 class HandleTable {
 public:
-    // By id; null: not made, or the library's own.
+    // Null: no such tensor, or one of the library's own.
     [[nodiscard]] stw_tensor *at(residency::TensorId id) const STW_REQUIRES(runtime_lock)
     {
         return id < by_id_.size() ? by_id_[id] : nullptr;
@@ -22,18 +22,18 @@ public:
     [[nodiscard]] uint64_t count() const STW_REQUIRES(runtime_lock) { return count_; }
     [[nodiscard]] size_t ids() const STW_REQUIRES(runtime_lock) { return by_id_.size(); }
 
-    // So that insert() allocates nothing.
+    // After this insert() allocates nothing.
     void reserve(size_t ids) STW_REQUIRES(runtime_lock);
     void insert(stw_tensor *tensor) STW_REQUIRES(runtime_lock);
     void erase(stw_tensor *tensor) STW_REQUIRES(runtime_lock);
-    // All at once, when the runtime is closed; the oldest is returned.
+    // At close. Returns the oldest.
     stw_tensor *clear() STW_REQUIRES(runtime_lock);
 
     [[nodiscard]] uint64_t metadata_bytes() const STW_REQUIRES(runtime_lock)
     {
         return by_id_.capacity() * sizeof(stw_tensor *);
     }
-    // Of the table, to hold so many ids.
+    // Bytes by which the table grows to hold that many ids.
     [[nodiscard]] uint64_t growth_bytes(size_t ids) const STW_REQUIRES(runtime_lock);
 
 private:

@@ -11,18 +11,18 @@ namespace stepwell {
 namespace {
 
 constexpr uint32_t kBatch = ThreadState::kSlots / 2;
-constexpr uint32_t kStatesPerThread = 16;  // runtimes a thread can have hits in at once
+constexpr uint32_t kStatesPerThread = 16;  // runtimes in which a thread can have hits at once
 
 constinit Pool<ThreadState> states(8192, 0x53545748);
 
-// The last runtime this thread used; plain data, so that reading it costs no initialisation check.
+// The last runtime that this thread used; plain data, so reading it needs no initialisation check.
 struct Cache {
     uint64_t runtime_serial;
     ThreadState *state;
 };
 thread_local Cache cache{0, nullptr};
 
-// All of this thread's, for its end.
+// All states of this thread, for its end.
 struct Registered {
     struct Entry {
         uint64_t runtime_serial;
@@ -35,7 +35,7 @@ thread_local Registered *registered = nullptr;
 pthread_key_t key;
 pthread_once_t key_once = PTHREAD_ONCE_INIT;
 
-// The thread ends: its states may be used by another thread of the same runtime.
+// At the end of a thread: its states may be used by another thread of the same runtime.
 void thread_ends(void *memory)
 {
     auto *mine = static_cast<Registered *>(memory);
@@ -142,7 +142,7 @@ uint32_t ViewTable::take_more(ThreadState *state)
 {
     MutexLock lock(mutex_);
     const uint32_t index = take_one();
-    // A batch for the next times, but only while others find some too.
+    // Takes a batch for later calls, but only while enough remain for other threads.
     while (state && index != residency::kNone && state->slot_count < kBatch &&
            (free_.size() > kBatch || used_.load() + 4 * kBatch < views_max_)) {
         const uint32_t more = take_one();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of open views and what each thread keeps to use it without a lock: a handful of free
-// slots and a ring of hits that the core has not heard of yet. A cookie is a slot and its serial
-// number, so a view can be released once and a stale one is found.
+// The table of open views, and what each thread keeps to use it without a lock: a few free slots
+// and a ring of hits that the core has not read yet. A cookie is a slot and its serial number, so
+// a view can be released only once and a stale one is detected.
 #pragma once
 
 #include "lib/residency/types.h"
@@ -16,7 +16,7 @@
 
 namespace stepwell {
 
-// A plain value to its thread, that others may look at meanwhile. No order: the serial has that.
+// Written by one thread and read by any. The order comes from the serial number.
 template <class T> class Relaxed {
 public:
     Relaxed(T value) : value_(value) {}
@@ -34,28 +34,28 @@ private:
     std::atomic<T> value_;
 };
 
-// Who scans the table for open views reads slots that their threads may just use again: what it
-// looks at is relaxed.
+// Scans for open views read slots that their threads may be reusing: the fields they look at are
+// relaxed.
 struct alignas(64) ViewSlot {
     std::atomic<uint64_t> serial{0};  // odd while open
     Relaxed<stw_tensor *> tensor = nullptr;
     Relaxed<uint64_t> byte_begin = 0;
     Relaxed<uint64_t> byte_count = 0;
-    Relaxed<uint64_t> step = 0;                               // it was fetched in, 0: none
-    Relaxed<uint32_t> owner = 0;                              // thread that fetched it
+    Relaxed<uint64_t> step = 0;                               // in which it was fetched; 0: none
+    Relaxed<uint32_t> owner = 0;                              // the thread that fetched it
     Relaxed<residency::TensorId> scratch = residency::kNone;  // a private buffer
     Relaxed<uint8_t> access = 0;                              // STW_READ..STW_REDUCE
     Relaxed<residency::PlaceId> place = 0;
     uint8_t by_gate = 0;
     Relaxed<uint8_t> dtype = 0;        // of the private buffer; 0: the tensor's
-    uint8_t absent = 0;                // of a gathered whole whose bytes are not here
+    uint8_t absent = 0;                // of a gathered tensor, without bytes here
     Relaxed<uint8_t> exported = 0;     // moved into a DLPack tensor
-    uint32_t next = residency::kNone;  // pinned by the same call, until it is open
-    uint32_t first_slot = 0;           // of the place, where that has streams
+    uint32_t next = residency::kNone;  // pinned by the same call; until it is open
+    uint32_t first_slot = 0;           // at a place with streams
 };
 static_assert(sizeof(ViewSlot) == 64);
 
-// What one thread has of one runtime. Type-stable, taken from a process-wide pool.
+// The state of one thread in one runtime. Type-stable, from a process-wide pool.
 struct alignas(64) ThreadState {
     static constexpr uint32_t kSlots = 64;
     static constexpr uint32_t kHits = 1024;
@@ -66,7 +66,7 @@ struct alignas(64) ThreadState {
     uint32_t number = 0;  // of the thread in its runtime, from 1
     uint32_t slot_count = 0;
     std::array<uint32_t, kSlots> slots{};
-    // One writer (the thread), one reader (whoever has the core's lock).
+    // One writer (the thread), one reader (under the core's lock).
     std::atomic<uint32_t> hits_head{0};
     std::atomic<uint32_t> hits_tail{0};
     std::array<uint64_t, kHits> hits{};  // phase of the step, tensor id, place, kEnded
@@ -74,7 +74,7 @@ struct alignas(64) ThreadState {
 
 class ViewTable {
 public:
-    // Of a cookie; the serial number is above them.
+    // Bits of a cookie; the serial number is above them.
     static constexpr uint32_t kSlotBits = 24;
 
     ViewTable(uint32_t views_max, uint64_t runtime_serial);
@@ -82,9 +82,9 @@ public:
     ViewTable(const ViewTable &) = delete;
     ViewTable &operator=(const ViewTable &) = delete;
 
-    // This thread's state in this runtime; null when too many threads live (then use the table).
+    // This thread's state in this runtime; null if too many threads live: then use the table.
     ThreadState *thread_state();
-    // A free slot, kNone when views_max are open.
+    // kNone if views_max are open.
     uint32_t take_slot(ThreadState *state)
     {
         if (state && state->slot_count > 0) return state->slots[--state->slot_count];
@@ -100,7 +100,7 @@ public:
     [[nodiscard]] const ViewSlot &slot(uint32_t index) const { return slots_[index]; }
     [[nodiscard]] uint64_t metadata_bytes() const { return views_max_ * sizeof(ViewSlot); }
     [[nodiscard]] uint32_t slots_used() const { return used_.load(std::memory_order_acquire); }
-    // Opens the slot and returns its cookie.
+    // Returns the cookie.
     uint64_t open(uint32_t index)
     {
         ViewSlot &slot = slots_[index];
@@ -112,7 +112,7 @@ public:
     {
         return static_cast<uint32_t>(cookie & ((1ull << kSlotBits) - 1));
     }
-    // Does the cookie name a view of this tensor? A torn struct does not.
+    // False for a torn struct as well.
     [[nodiscard]] bool is_view_of(uint64_t cookie, const stw_tensor *tensor) const
     {
         const uint32_t index = index_of(cookie);
@@ -120,7 +120,7 @@ public:
                slots_[index].serial.load(std::memory_order_acquire) == cookie >> kSlotBits &&
                slots_[index].tensor == tensor;
     }
-    // Ends the view of the cookie for one caller alone; kNone when it is stale, doubled or torn.
+    // Only one caller gets the slot; kNone if the cookie is stale, was released, or is torn.
     uint32_t close(uint64_t cookie)
     {
         const uint32_t index = index_of(cookie);
@@ -133,7 +133,7 @@ public:
     [[nodiscard]] bool is_open(uint32_t index) const;
     [[nodiscard]] uint32_t open_views() const;
 
-    // Of threads, by their numbers: somebody else released a view of theirs. Two may share a mark.
+    // Marks threads whose views are released by others. Two numbers may share a mark.
     void note_release(uint32_t owner, const ThreadState *by)
     {
         if (owner == 0 || (by && by->number == owner)) return;
@@ -145,9 +145,9 @@ public:
         return handed_over_[owner % kOwnersMarked].load(std::memory_order_relaxed);
     }
 
-    // False when the ring is full: the core has to drain it first. A hit on what was hit just
-    // before adds nothing, unless the core has heard of that one (it may be in a new step since).
-    // `step`: a phase's number is in its upper half, of which the ring keeps 24 bits.
+    // False if the ring is full: the core has to drain it first. A repeated hit is left out while
+    // the one before is still in the ring (after a drain it may belong to a new step). `step`: its
+    // upper half is the phase's number, of which the ring keeps 24 bits.
     static bool push_hit(ThreadState &state, residency::TensorId tensor, residency::PlaceId place,
                          uint64_t step)
     {
@@ -161,7 +161,7 @@ public:
         if (before(1, hit) || (before(1, hit | kEnded) && before(2, hit))) return true;
         return push(state, hit);
     }
-    // The end of a view past the lock. Where the ring is full it goes untold.
+    // A view that ended without the lock. Left out if the ring is full.
     static void push_end(ThreadState &state, residency::TensorId tensor, residency::PlaceId place,
                          uint64_t step)
     {
@@ -169,7 +169,7 @@ public:
         const uint32_t tail = state.hits_tail.load(std::memory_order_relaxed);
         const uint64_t end =
             ((step >> 32) << 40) | (static_cast<uint64_t>(tensor) << 8) | place | kEnded;
-        // Of a hit that was left out.
+        // The end of a repeated hit that was left out.
         const bool again = head != tail && state.hits[(tail - 1) % ThreadState::kHits] == end;
         if (!again) push(state, end);
     }
@@ -178,7 +178,7 @@ public:
         residency::PlaceId place = residency::kNoPlace;
         uint32_t thread = 0;
         uint64_t phase = 0;
-        bool ended = false;  // a view did; else a hit
+        bool ended = false;  // the end of a view; else a hit
     };
     template <class Body> void drain_hits(Body &&body)
     {
@@ -198,7 +198,7 @@ public:
 
 private:
     static constexpr uint32_t kOwnersMarked = 256;
-    static constexpr uint64_t kEnded = 0x80;  // beside the place
+    static constexpr uint64_t kEnded = 0x80;  // a flag beside the place
     static_assert(residency::kPlacesMax < kEnded);
 
     static bool push(ThreadState &state, uint64_t entry)
@@ -217,7 +217,7 @@ private:
 
     const uint32_t views_max_;
     const uint64_t runtime_serial_;
-    ViewSlot *slots_ = nullptr;      // views_max of them, zero pages until used
+    ViewSlot *slots_ = nullptr;      // views_max slots; zero pages until used
     std::atomic<uint32_t> used_{0};  // slots ever taken
     Mutex mutex_;
     std::vector<uint32_t> free_ STW_GUARDED_BY(mutex_);

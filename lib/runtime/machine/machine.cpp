@@ -19,7 +19,7 @@ Machine::Machine(std::string runtime_name, stw_runtime *runtime_handle, uint64_t
 
 Machine::~Machine() = default;
 
-// Behind the blocks of tensors, before the staging: as aligned as blocks are.
+// After the blocks of tensors and before the staging, aligned like a block.
 void Machine::open_scratch(uint64_t bytes)
 {
     if (bytes == 0) return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a runtime opened: tiers and what moves, orders and updates bytes in them. Constant from the
-// end of open to close; each part has a lock of its own where it needs one.
+// What a runtime opened: tiers, and what moves, orders and updates bytes in them. Constant from
+// the end of open to close; parts that need a lock have their own.
 #pragma once
 
 #include "lib/memory/scratch.h"
@@ -32,7 +32,7 @@ struct Machine {
     Result<void *> take_scratch(uint64_t bytes, uint64_t align_bytes);
     Status give_scratch(void *pointer);
     [[nodiscard]] uint64_t scratch_pieces() const { return scratch ? scratch->usage().pieces : 0; }
-    // Of the host tier, for staging and scratch memory.
+    // Staging and scratch memory, in the host tier.
     [[nodiscard]] uint64_t kept_bytes() const
     {
         return staging_bytes + (scratch ? scratch->usage().bytes : 0);
@@ -47,10 +47,10 @@ struct Machine {
     memory::TierSet tiers;
     uint64_t staging_bytes = 0;
     uint32_t staging_blocks = 0;
-    std::unique_ptr<memory::Scratch> scratch;  // in the host tier's memory; null: none was kept
+    std::unique_ptr<memory::Scratch> scratch;  // in the host tier's memory; null: none
     std::unique_ptr<transfer::StreamOrdering> ordering;
     std::unique_ptr<transfer::Engine> engine;
-    std::unique_ptr<Touches> touches;  // null: an access without a view is undefined
+    std::unique_ptr<Touches> touches;  // null: accesses without a view are undefined
     // Null: no device has streams, or there is no host tier.
     std::unique_ptr<memory::HostPins> pins;
     std::unique_ptr<Ranks> ranks;                // null: one rank

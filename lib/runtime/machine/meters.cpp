@@ -25,12 +25,13 @@ std::vector<observe::LinkTotal> Meters::link_totals() const
             totals.push_back({link, device, stats.bytes, stats.measured_bytes_per_s});
         }
     }
-    // How long collectives take says how long ranks wait for each other: no bandwidth, no bound.
+    // The time of a collective is mostly waiting for other ranks: it gives no bandwidth and no
+    // bound.
     if (machine_.ranks) totals.push_back({STW_LINK_RANKS, 0, rank_totals().bytes, 0});
     return totals;
 }
 
-// With the replicas'.
+// Includes the replicas'.
 collective::GroupTotals Meters::rank_totals() const
 {
     collective::GroupTotals totals = machine_.ranks->group.totals();
@@ -38,7 +39,7 @@ collective::GroupTotals Meters::rank_totals() const
     return totals;
 }
 
-// On the timeline: what has moved between ranks for the tensor, if anything has.
+// Records on the timeline what has moved between ranks for the tensor, if anything has.
 void Meters::record_ranks(residency::TensorId tensor, residency::Instant begin,
                           uint64_t bytes_before)
 {
@@ -52,7 +53,7 @@ void Meters::record_ranks(residency::TensorId tensor, residency::Instant begin,
     if (span.bytes > 0) machine_.timeline->record(span);
 }
 
-// Between this rank and the others; a transfer is a collective.
+// Between this rank and the others; each collective counts as a transfer.
 Status Meters::rank_stats(stw_link_stats *stats_out) const
 {
     if (!machine_.ranks) {

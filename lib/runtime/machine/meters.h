@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes and time on the links of this runtime, those between ranks included.
+// Bytes and time on the links of this runtime, including those between ranks.
 #pragma once
 
 #include "lib/collective/group.h"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threads that serve faults, and the views that faults left open. A fault that waits for a view
-// of another thread must not keep that thread's own fault waiting, so there is a thread for each.
+// The threads that serve faults, and the views that faults left open. A fault that waits for a
+// view of another thread must not delay a fault of that thread, so each is served on its own
+// thread.
 #include "lib/runtime/machine/touches.h"
 
 #include "lib/support/signals.h"
@@ -78,7 +79,7 @@ void Touches::run()
 bool Touches::show(PlaceId place, residency::Slot slot, residency::PackId pack, uint32_t index,
                    bool writable)
 {
-    dispatch_.mutex().assume_held();  // by the core, which is called under it
+    dispatch_.mutex().assume_held();  // the core calls this under the lock
     return server_.show_block(place, slot, pack, index, writable);
 }
 

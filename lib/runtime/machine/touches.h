@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Touches: what the program does at the addresses of tensors without a view. A fault becomes a
-// fetch on a thread of the library, whose view is kept until a step begins or ends, or until it is
-// in the way of somebody. Which bytes are seen without a fault is the core's to say.
+// Touches: accesses of the program to tensors without a view. A fault becomes a fetch on a thread
+// of the library, whose view is kept until a step begins or ends, or until it blocks something.
+// The core decides which bytes are accessible without a fault.
 #pragma once
 
 #include "lib/runtime/dispatch/dispatcher.h"
@@ -16,15 +16,15 @@
 
 namespace stepwell {
 
-// Serves what the library is asked for by accesses without a view.
+// Implements what the threads of the touches need from higher rooms.
 class FaultServer {
 public:
     virtual ~FaultServer() = default;
-    // Under the runtime's lock: maps a block at its address, and no longer.
+    // Makes a block accessible at its address, or inaccessible. Under the runtime's lock.
     virtual bool show_block(residency::PlaceId place, residency::Slot slot, residency::PackId pack,
                             uint32_t index, bool writable) STW_REQUIRES(runtime_lock) = 0;
     virtual void hide_block(residency::PlaceId place, residency::Slot slot) = 0;
-    // On a thread of the touches, with no lock held: the access succeeds once this has.
+    // On a thread of the touches, with no lock held. The access is retried after it returns.
     virtual Status serve(const MemoryFault &fault) = 0;
 };
 
@@ -33,7 +33,7 @@ public:
     Touches(Dispatcher &dispatch, FaultServer &server) : dispatch_(dispatch), server_(server) {}
 
     Status open();
-    // No fault is answered any more. Joins the threads; the views must be gone.
+    // Faults are not answered any more. Joins the threads; all views must have ended.
     void close();
     void cover(const void *begin, uint64_t bytes) { watch_->cover(begin, bytes); }
 
@@ -41,12 +41,11 @@ public:
               uint32_t index, bool writable) override;
     void hide(residency::PlaceId place, residency::Slot slot) override;
 
-    // Views that faults left open. None of the caller's locks is held where they are released.
+    // Views left open by faults. Call with none of the locks held that releasing them takes.
     [[nodiscard]] bool any() const { return any_.load(std::memory_order_relaxed); }
-    // Or there may soon be some, of faults that other threads serve.
+    // True also while other threads serve faults, which may leave views open.
     [[nodiscard]] bool in_the_way() const;
-    // Faults of one tensor are served one after the other, or the second would wait for the view
-    // of the first.
+    // Serialises the faults of one tensor: a second one would wait for the view of the first.
     class Turn {
     public:
         Turn(Touches &touches, const stw_tensor *tensor);
@@ -58,13 +57,13 @@ public:
         Touches &touches_;
         const stw_tensor *const tensor_;
     };
-    // A view of the tensor that lets it be used so is there. Of one that does not, the caller gets
-    // it to release.
+    // True if there is a view of the tensor that allows the access. A view that does not is moved
+    // to `in_the_way`, for the caller to release.
     bool has(const stw_tensor *tensor, bool writes, std::vector<stw_view> *in_the_way);
     void keep(const stw_view &view);
-    std::vector<stw_view> take();  // and then released()
+    std::vector<stw_view> take();  // The caller releases them, then calls released().
     void released();
-    // Counts views that came or went: one that was in the way may be gone when that is asked.
+    // Counts views kept and taken, to detect that a blocking view has ended since.
     [[nodiscard]] uint64_t changes() const { return changes_.load(); }
 
 private:
@@ -78,16 +77,16 @@ private:
     FaultServer &server_;
     std::unique_ptr<FaultWatch> watch_;
     Mutex mutex_;
-    // As many as there are faults at once, and one that waits.
+    // One for each concurrent fault, and one idle.
     std::vector<std::thread> threads_ STW_GUARDED_BY(mutex_);
     uint32_t idle_ STW_GUARDED_BY(mutex_) = 0;
     bool closing_ STW_GUARDED_BY(mutex_) = false;
-    std::vector<const stw_tensor *> served_ STW_GUARDED_BY(mutex_);  // now
-    Condition over_;                                                 // of one of these
+    std::vector<const stw_tensor *> served_ STW_GUARDED_BY(mutex_);  // being served
+    Condition over_;                                                 // one of these has ended
     std::vector<stw_view> views_ STW_GUARDED_BY(mutex_);
     std::atomic<bool> any_{false};
     std::atomic<uint32_t> serving_{0};    // faults
-    std::atomic<uint32_t> releasing_{0};  // calls of take() without their released()
+    std::atomic<uint32_t> releasing_{0};  // take() without released() yet
     std::atomic<uint64_t> changes_{0};
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a runtime: what must be over first, and in which order its parts close.
+// Closing a runtime: what must end first, and the order in which its parts close.
 #include "lib/runtime/open/runtime.h"
 
 #include "lib/runtime/group/state.h"
@@ -22,7 +22,7 @@ Status Runtime::drain(uint64_t timeout_ns)
     if (machine.pipeline)
         STW_TRY(views.sleepers.tell_waiting(machine.pipeline->drain(dispatch.timeout(timeout_ns))));
     MutexLock lock(dispatch.mutex());
-    // Between two of its chunks a copy waits for nothing.
+    // Snapshots are checked too: a copy that is between two chunks has no fetch or transfer.
     while (dispatch.core.transfers_in_flight() > 0 || dispatch.core.waiting_fetches() > 0 ||
            !copies.snapshots.under_way.empty() || !ranks.collectives.is_idle()) {
         STW_TRY(dispatch.interrupted_since(begin));
@@ -67,7 +67,7 @@ Status Runtime::close(uint64_t timeout_ns, bool deferred)
     uint64_t pieces = 0;
     {
         MutexLock lock(dispatch.mutex());
-        do {  // callbacks may make operations while they are waited for
+        do {  // callbacks may start operations meanwhile
             open = view_table.open_views();
             pieces = machine.scratch_pieces();
             if ((open + pieces > 0 && !deferred) || calls.operations.count > 0) {
@@ -86,8 +86,8 @@ Status Runtime::close(uint64_t timeout_ns, bool deferred)
     }
     if (open + pieces > 0) {
         STW_TRY(victims.end_policy(timeout_ns));
-        // Views outlive it, collectives do not: the program may end their engine as soon as this
-        // returns. What was called for before is done, as far as the other ranks come to it.
+        // Views outlive this call; collectives do not, as the program may destroy their engine
+        // afterwards. Executes what was called before, as far as the other ranks do.
         (void)ranks.collectives.drain_ranks(dispatch.now(), deadline);
         ranks.collectives.close_ranks();
         dispatch.log.silence();
@@ -99,12 +99,12 @@ Status Runtime::close(uint64_t timeout_ns, bool deferred)
     STW_TRY(victims.end_policy(timeout_ns));
     STW_TRY(close_tiers(dispatch.timeout(timeout_ns)));
     if (log_relay_) log_relay_->stop();
-    MutexLock lock(dispatch.mutex());  // nobody else is left
+    MutexLock lock(dispatch.mutex());  // no other thread is left
     for (stw_tensor *tensor = handles.clear(); tensor;) {
         stw_tensor *next = tensor->notes.next;
         tensor->runtime = nullptr;
         tensor->sharding.reset();
-        std::string().swap(tensor->name);  // the handle's memory stays, what it owns goes
+        std::string().swap(tensor->name);  // the handle's memory is reused, its members are not
         tensor_pool.give(tensor);
         tensor = next;
     }

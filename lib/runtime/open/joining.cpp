@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a runtime joins its group: what ranks agree on before anything is opened, and what ranks of
-// one host share.
+// How a runtime joins its group: what ranks agree on before anything is opened, and what the ranks
+// of one host share.
 #include "lib/runtime/open/runtime.h"
 
 #include "lib/collective/disk_share.h"
@@ -16,7 +16,7 @@
 namespace stepwell {
 namespace {
 
-// Of all ranks the least, in blocks.
+// The least of all ranks, in blocks.
 Status agree_blocks(const stw_runtime_options &options, uint64_t bucket_blocks,
                     uint64_t *blocks_out)
 {
@@ -51,7 +51,8 @@ Status agree_blocks(const stw_runtime_options &options, uint64_t bucket_blocks,
 
 }  // namespace
 
-// Before the core is made: the part of the nearest tier that all ranks can spare for ranks.wholes.
+// Before the core is made: the part of the nearest tier that every rank can spare for gathered
+// tensors.
 Status Runtime::agree_wholes(const stw_runtime_options &options, uint64_t *blocks_out)
 {
     *blocks_out = 0;
@@ -61,7 +62,8 @@ Status Runtime::agree_wholes(const stw_runtime_options &options, uint64_t *block
                                 : status;
 }
 
-// Before memory is taken: the ranks of this host find each other and add up what they want of it.
+// Before memory is taken: the ranks of this host find each other and sum up the host memory they
+// want.
 Status Runtime::join_ranks(const stw_runtime_options &options, uint64_t whole_blocks)
 {
     if (whole_blocks == 0) return {};
@@ -90,8 +92,8 @@ Status Runtime::join_ranks(const stw_runtime_options &options, uint64_t whole_bl
     return machine.ranks->replicas ? join_host(std::move(node)) : Status();
 }
 
-// The groups of replicas may have ranks on one host as well: its budget and its disks are those of
-// them all. Each is numbered behind those of the groups before its own.
+// Groups of replicas may share a host, with its budget and disks. Ranks are numbered group by
+// group.
 Status Runtime::join_host(collective::NodeOptions node)
 {
     collective::Group &group = machine.ranks->group;
@@ -118,7 +120,7 @@ Status Runtime::join_host(collective::NodeOptions node)
     return {};
 }
 
-// Disks that several ranks of this host store on are shared fairly between them.
+// Disks that several ranks of this host use are shared fairly between them.
 void Runtime::share_disks(const stw_runtime_options &options, transfer::EngineOptions *engine)
 {
     if (!machine.ranks || options.nvme_count == 0) return;
@@ -138,7 +140,7 @@ void Runtime::share_disks(const stw_runtime_options &options, transfer::EngineOp
     };
 }
 
-// Once storage is closed.
+// After storage was closed.
 void Runtime::leave_ranks()
 {
     if (!machine.ranks) return;
@@ -148,8 +150,8 @@ void Runtime::leave_ranks()
     machine.ranks->node.reset();
 }
 
-// A runtime of one rank has none of these hooks. Before the first thread of the runtime's is there,
-// which would read what this writes.
+// A runtime of one rank has none of these hooks. Called before the runtime's threads start, which
+// read them without the lock.
 void Runtime::connect_ranks()
 {
     using Kind = Collective::Kind;

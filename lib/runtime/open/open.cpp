@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opening and closing: budgets into blocks, tiers behind their drivers, store, engine, threads.
-// What fails half way leaves nothing open and no file behind.
+// Opening: budgets into blocks, drivers, tiers, store, engine, threads. A failure leaves nothing
+// open and no new file.
 #include "lib/collective/bucket.h"
 #include "lib/memory/driver_error.h"
 #include "lib/runtime/group/processors.h"
@@ -31,7 +31,7 @@ namespace {
 using residency::PlaceId;
 using residency::Tier;
 
-constexpr uint32_t kStagingBlocks = 4;  // per direction
+constexpr uint32_t kStagingBlocks = 4;  // in each direction
 constexpr uint64_t kAddressBytes = 1ull << 42;
 
 std::atomic<uint64_t> serials{0};
@@ -41,7 +41,7 @@ uint64_t block_bytes_of(const stw_runtime_options &options)
     return options.block_bytes ? options.block_bytes : uint64_t{STW_BLOCK_2M};
 }
 
-// `option`: where the driver was named.
+// `option` names the option in errors.
 template <class Ops>
 Status find_driver(const char *driver, const std::string &option, const Ops **ops_out)
 {
@@ -55,8 +55,8 @@ const char *driver_of(const stw_device_options &device)
     return device.driver ? device.driver : "cpu";
 }
 
-// Before anything is made: the core is told what each device can do. A tier without a budget is not
-// opened, and its driver not asked for.
+// Before the core is made, which needs to know what each device can do. A tier without a budget is
+// not opened, so its driver is not looked up.
 Status find_device_drivers(const stw_runtime_options &options)
 {
     for (uint32_t i = 0; i < options.device_count; ++i) {
@@ -68,7 +68,7 @@ Status find_device_drivers(const stw_runtime_options &options)
     return {};
 }
 
-// One that is not found is absent: its tier has no budget.
+// True if the driver is not found: the device then has no budget.
 bool device_can(const stw_device_options &device, uint64_t capability)
 {
     const stw_memory_ops *ops = nullptr;
@@ -76,7 +76,7 @@ bool device_can(const stw_device_options &device, uint64_t capability)
            (ops->capabilities & capability) != 0;
 }
 
-// Of drivers whose devices differ. What cannot be told is told by the open that follows.
+// For drivers whose devices differ. False on an error, which the open that follows reports.
 bool shares_host(const stw_runtime_options &options, uint32_t index)
 {
     const stw_device_options &device = options.devices[index];
@@ -96,7 +96,7 @@ bool shares_host(const stw_runtime_options &options, uint32_t index)
     return ops->shares_host(&asked, &shares) == STW_OK && shares != 0;
 }
 
-// Rings are needed where storage cannot reach a device's memory by itself.
+// Staging is needed if storage cannot reach a device's memory directly.
 uint32_t staging_blocks_of(const stw_runtime_options &options)
 {
     if (options.nvme_count == 0) return 0;
@@ -116,7 +116,7 @@ uint64_t scratch_blocks_of(const stw_runtime_options &options)
     return options.host_scratch_bytes / block + (options.host_scratch_bytes % block != 0);
 }
 
-// `stored`: blocks of the nvme tier; `copies`: of what is durable.
+// `stored`: blocks of the nvme tier; `copies`: of each durable block.
 residency::Config config_of(const stw_runtime_options &options, uint64_t whole_blocks,
                             uint64_t bucket_blocks, uint64_t stored, uint32_t copies)
 {
@@ -134,7 +134,7 @@ residency::Config config_of(const stw_runtime_options &options, uint64_t whole_b
         place.maps = device_can(options.devices[i], STW_MEMORY_CAN_MAP);
         config.places.push_back(place);
     }
-    // Wholes are at the nearest tier, where the program computes.
+    // Gathered tensors are at the nearest tier, where the program computes.
     uint64_t wholes = whole_blocks;
     for (residency::PlaceConfig &place : config.places) {
         if (place.blocks == 0) continue;
@@ -148,7 +148,8 @@ residency::Config config_of(const stw_runtime_options &options, uint64_t whole_b
     host.cpu_access = true;
     host.whole_blocks = static_cast<uint32_t>(wholes);
     config.places.push_back(host);
-    // The end of the nearest tier, where that is a device whose memory collectives work on.
+    // The bucket takes the end of the nearest tier, if that is a device whose memory collectives
+    // use.
     for (residency::PlaceConfig &place : config.places) {
         if (place.blocks == 0) continue;
         place.blocks -= std::min(place.blocks, static_cast<uint32_t>(bucket_blocks));
@@ -163,9 +164,9 @@ residency::Config config_of(const stw_runtime_options &options, uint64_t whole_b
     return config;
 }
 
-// For the tensors of one device. Each has its room promised in some tier, so together they are
-// never larger than the budgets; and first fit spreads them over no more than that room times the
-// binary digits of the largest (Robson 1977). Past 4 TiB twice the room must do: a process has 128.
+// For the tensors of one device. Each has room reserved in some tier, so their sum is within the
+// budgets; first fit needs at most that sum times the binary digits of the largest tensor (Robson
+// 1977). Past 4 TiB twice the sum must do: a process has 128.
 uint64_t address_bytes_of(const residency::Config &config)
 {
     uint64_t blocks = 0;
@@ -175,7 +176,8 @@ uint64_t address_bytes_of(const residency::Config &config)
            config.block_bytes;
 }
 
-// A failing disk may fail every block: so many lines of a topic in a second, the rest is counted.
+// A failing disk may fail every block: logs at most this many lines of a topic a second, and
+// counts the others.
 observe::LogOptions log_options(const stw_runtime_options &options, observe::LogRelay *relay)
 {
     observe::LogOptions log;
@@ -192,8 +194,8 @@ observe::LogOptions log_options(const stw_runtime_options &options, observe::Log
     return log;
 }
 
-// Before tables are made, which have an entry for each block. How much of a machine's memory a tier
-// can have is for its driver to say.
+// Before tables are made, which have an entry for each block. The driver limits the part of the
+// machine's memory that a tier can have.
 Status check_size(const std::string &what, uint64_t bytes, uint64_t block, uint64_t most)
 {
     if (bytes > 0 && bytes < block) {
@@ -215,7 +217,7 @@ Status check_size(const std::string &what, uint64_t bytes, uint64_t block, uint6
 
 Status check_sizes(const stw_runtime_options &options)
 {
-    constexpr uint64_t kAddressable = uint64_t{1} << 47;  // of one process, whatever a device has
+    constexpr uint64_t kAddressable = uint64_t{1} << 47;  // by one process, on any device
     const auto own = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
                      static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
     const uint64_t block = block_bytes_of(options);
@@ -228,7 +230,7 @@ Status check_sizes(const stw_runtime_options &options)
     return {};
 }
 
-// A group has one runtime, whose calls are the order of its ranks.collectives.
+// A group serves one runtime, whose calls order its collectives.
 class GroupHold {
 public:
     ~GroupHold()
@@ -254,8 +256,8 @@ private:
 
 }  // namespace
 
-// Of the nearest tier's budget, where that is a device whose memory the group's engine takes: the
-// bucket of small tensors, what ranks give and the sums of that.
+// Blocks of the nearest tier for the bucket of small tensors (what a rank contributes, and the
+// sums), if that tier is a device whose memory the group's engine takes.
 uint64_t Runtime::bucket_blocks(const stw_runtime_options &options)
 {
     const stw_group *group = options.group;
@@ -325,10 +327,10 @@ Runtime::Runtime(const stw_runtime_options &options, stw_runtime *handle, uint64
         tensors.placement.update_blocks[i] = options.devices[i].budget_bytes / machine.block_bytes;
 }
 
-// In the order in which an event is their turn.
+// The order of add() is the order in which hooks handle an event.
 void Runtime::add_hooks()
 {
-    dispatch.add(calls.fetches);  // asks again with a private buffer, before a refusal is an answer
+    dispatch.add(calls.fetches);  // before the answers: it may ask again with a private buffer
     dispatch.add_answers();
     dispatch.add(planning.prefetcher);
     dispatch.add(victims);
@@ -431,7 +433,7 @@ Status Runtime::open_tiers(const stw_runtime_options &options)
             bytes_text(machine.staging_bytes).c_str(), bytes_text(machine.block_bytes).c_str());
     }
     if (log_relay_) STW_TRY(log_relay_->start());
-    // The store before the memory: a full disk is told before gigabytes were touched.
+    // The store before the memory: a full disk is reported before gigabytes are touched.
     profile::Tuning tuning(options, dispatch.log, machine.services);
     std::unique_ptr<store::Store> store;
     STW_TRY(open_store(options, tuning, &store));
@@ -469,8 +471,8 @@ Status Runtime::open_devices(const stw_runtime_options &options, bool streams)
     return {};
 }
 
-// First those that know where the host's memory should be, then the host: it reserves no addresses,
-// so what it refuses has cost little.
+// Devices with streams first, as they determine the NUMA node of the host's memory; then the host,
+// which reserves no addresses, so a refusal by it costs little.
 Status Runtime::open_memories(const stw_runtime_options &options)
 {
     const uint64_t host_blocks = options.host_bytes / machine.block_bytes;
@@ -522,8 +524,8 @@ Status Runtime::store_options(const stw_runtime_options &options, const profile:
         path.queue_depth = nvme.queue_depth;
         STW_TRY(find_driver(nvme.driver ? nvme.driver : tuning.driver(i),
                             format_text("nvme[%u].driver", i), &path.ops));
-        // Where aio cannot work (O_DIRECT refused, no slots left), posix can; a driver that was
-        // named is the caller's decision.
+        // If aio cannot work (O_DIRECT refused, no slots left), posix can; a driver that the
+        // program named is not replaced.
         if (!nvme.driver) path.fallback = drivers::storage_driver("posix");
         tuning.choose(i, path);
         store.paths.push_back(std::move(path));
@@ -566,7 +568,7 @@ Status Runtime::open_engine(const stw_runtime_options &from, std::unique_ptr<sto
         const memory::Tier &at = machine.tiers[place];
         const std::string name = at.kind == Tier::kHost ? std::string("the host tier")
                                                         : format_text("device %u", at.device);
-        // A tier without a budget needs no staging either.
+        // a tier without a budget needs no staging
         const bool direct = at.cpu_access || !at.memory;
         options.memories.push_back({at.ops, at.memory, at.kind, direct, name, at.direct});
     }
@@ -615,7 +617,7 @@ Status Runtime::open_touches(const stw_runtime_options &options)
     return {};
 }
 
-// Copies between the host tier and a device with streams then need no buffer between.
+// So that copies between the host tier and a device with streams need no bounce buffer.
 void Runtime::pin_host_memory()
 {
     const memory::Tier &host = machine.tiers[machine.tiers.host()];
@@ -634,7 +636,7 @@ void Runtime::pin_host_memory()
     machine.pins = std::make_unique<memory::HostPins>(std::move(options));
 }
 
-// What copies are ordered by, and what they ask the core.
+// The order of copies and streams, and its questions to the core.
 void Runtime::open_ordering()
 {
     transfer::StreamOrdering::Options options;

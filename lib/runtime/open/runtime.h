@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runtime: constructs the rooms in order, opens and closes them. What happens to tensors between
-// the two is the rooms' own.
+// Runtime: constructs the rooms in order, opens and closes them. All else is done by the rooms.
 #pragma once
 
 #include "lib/observe/log_relay.h"
@@ -34,7 +33,7 @@ namespace stepwell {
 class Runtime final {
 public:
     static Result<Runtime *> open(const stw_runtime_options &options, stw_runtime *handle);
-    // BUSY with the list when views or operations are open; TIMEOUT when I/O does not end.
+    // BUSY with a list if views or operations are open; TIMEOUT if I/O does not end.
     Status close(uint64_t timeout_ns, bool deferred);
     ~Runtime();
     Status drain(uint64_t timeout_ns);
@@ -114,8 +113,8 @@ private:
     void share_disks(const stw_runtime_options &options, transfer::EngineOptions *engine);
     static uint64_t bucket_blocks(const stw_runtime_options &options);
     void leave_ranks();
-    stw_group *group_ = nullptr;          // that this runtime has for itself
-    stw_group *replica_group_ = nullptr;  // and this one
+    stw_group *group_ = nullptr;          // made for this runtime alone
+    stw_group *replica_group_ = nullptr;  // likewise
 };
 
 }  // namespace stepwell

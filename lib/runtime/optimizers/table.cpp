@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Optimizers as the program has them: states become tensors with names of their own, parameters
-// keep whose they are. The arithmetic, the order and the streaming are update/'s.
+// Optimizers of the program: creates their states as tensors with names, and records the optimizer
+// of each parameter. Arithmetic, order and streaming are in lib/update.
 #include "lib/runtime/optimizers/table.h"
 
 #include "lib/runtime/addresses/sink.h"
@@ -49,7 +49,7 @@ Status mismatch(const stw_tensor *parameter, const char *why)
 
 }  // namespace
 
-// `asked`: 0, as many as this rank has of the host's processors.
+// `asked` 0: this rank's share of the host's processors.
 Status OptimizerTable::open_update(uint32_t asked)
 {
     UpdateThreads threads{asked, "as asked for, thread_count"};
@@ -94,7 +94,7 @@ Status OptimizerTable::open_update(uint32_t asked)
 
 namespace {
 
-// The names are the caller's and end with the call.
+// Copies the names, which end with the call.
 void take_custom(const stw_custom_update &custom, OptimizerBody *body)
 {
     body->custom = custom;
@@ -123,7 +123,7 @@ Status OptimizerTable::create_optimizer(const stw_optimizer_options &options,
     body->algorithm = options.algorithm;
     if (narrow) body->state_dtype = STW_BF16;
     body->has_average = options.ema_decay != 0.0;
-    const double decay = options.ema_decay + 0.0;  // of two zeros one
+    const double decay = options.ema_decay + 0.0;  // turns -0.0 into 0.0 for the hash
     body->shared_hash = collective::hash_bytes(options.algorithm, &decay, sizeof decay);
     update::TorchOrder torch_order;
     if ((options.flags & STW_OPTIMIZER_TORCH_ORDER) != 0) {
@@ -168,7 +168,7 @@ Status OptimizerTable::create_optimizer(const stw_optimizer_options &options,
     return {};
 }
 
-// The list may grow meanwhile, by another thread; what it names stays where it is.
+// Other threads may grow the list; bodies do not move.
 OptimizerBody &OptimizerTable::body_of(const stw_optimizer *optimizer)
 {
     MutexLock lock(dispatch_.mutex());
@@ -190,7 +190,7 @@ Status OptimizerTable::destroy_optimizer(stw_optimizer *optimizer)
                              "stw_runtime_drain",
                              body.name.c_str());
     }
-    // All of its states or none: an open view of one is BUSY, and then nothing has changed.
+    // All states or none: if a view of one is open it is BUSY, and nothing has changed.
     std::vector<stw_tensor *> states;
     for (const OwnedState &state : body.states) states.push_back(state.tensor);
     if (!states.empty()) {
@@ -208,7 +208,7 @@ Status OptimizerTable::destroy_optimizer(stw_optimizer *optimizer)
     }
     body.held.clear();
     body.handle = nullptr;
-    // A gradient may be in several.
+    // A gradient may be in several optimizers.
     for (const std::unique_ptr<OptimizerBody> &other : bodies) {
         for (stw_tensor *tensor : other->held) {
             TensorHolder *&holder = tensor->notes.holder;
@@ -219,7 +219,7 @@ Status OptimizerTable::destroy_optimizer(stw_optimizer *optimizer)
     return {};
 }
 
-// One state of a parameter: found when an entry for another part of it made it before.
+// An existing one if another entry for the same parameter made it.
 Status OptimizerTable::make_state(OptimizerBody &body, stw_tensor *parameter, const char *name,
                                   bool starts_empty, residency::PlaceId home,
                                   residency::TensorId *id_out)
@@ -238,7 +238,7 @@ Status OptimizerTable::make_state(OptimizerBody &body, stw_tensor *parameter, co
     std::copy(std::begin(parameter->shape), std::end(parameter->shape), std::begin(spec.shape));
     if (!starts_empty) spec.flags = STW_TENSOR_ZERO;
     if (body.durable) spec.flags |= STW_TENSOR_DURABLE;
-    // It lies as its parameter does: their shards are worked on side by side.
+    // Partitioned like its parameter, so that their shards match.
     spec.partition = STW_PARTITION_LOCAL;
     if (const Sharding *sharding = parameter->sharding.get()) {
         spec.partition = sharding->is_sharded() ? uint32_t{STW_PARTITION_SHARDED}
@@ -299,7 +299,7 @@ Status OptimizerTable::check_entry(const OptimizerBody &body,
     return {};
 }
 
-// What of an entry lies on this rank, in elements of the shard.
+// This rank's part of an entry, in elements of the shard.
 collective::Range OptimizerTable::own_part(const stw_optimizer_entry &entry) const
 {
     const stw_tensor &parameter = *entry.parameter;
@@ -312,7 +312,7 @@ collective::Range OptimizerTable::own_part(const stw_optimizer_entry &entry) con
     return part;
 }
 
-// What an entry is to the update layer, with the states that its parameter lacks yet.
+// Makes the entry of the update layer, and the states that its parameter lacks.
 Status OptimizerTable::make_entry(OptimizerBody &body, const stw_optimizer_entry &entry,
                                   update::Entry *entry_out)
 {
@@ -327,7 +327,7 @@ Status OptimizerTable::make_entry(OptimizerBody &body, const stw_optimizer_entry
     const collective::Range part = own_part(entry);
     out.element_begin = part.begin;
     out.element_count = part.count;
-    // What all ranks have alike is in the norm once.
+    // A replicated parameter counts once in the norm.
     const Sharding *sharding = entry.parameter->sharding.get();
     out.counted = !sharding || sharding->is_sharded() || machine_.ranks->group.rank() == 0;
     out.handle = entry.parameter;
@@ -374,7 +374,7 @@ Status OptimizerTable::take_parameters(OptimizerBody &body, const stw_optimizer_
         std::memcpy(&entry, at, std::min<size_t>(entries[0].struct_size, sizeof entry));
         update::Entry made;
         STW_TRY(make_entry(body, entry, &made));
-        // Of an empty tensor, or on some ranks of a small one, there is nothing to update.
+        // Empty tensors, and on some ranks small ones, have no elements to update here.
         if (made.element_count > 0) wanted.push_back(made);
         held.push_back(entry.parameter);
         held.push_back(entry.gradient);
@@ -404,7 +404,7 @@ Status OptimizerTable::take_parameters(OptimizerBody &body, const stw_optimizer_
     return {};
 }
 
-// Those made last, which nobody has used.
+// Only states made last, which were never used.
 void OptimizerTable::forget_states(OptimizerBody &body, size_t keep, Commands &out)
 {
     MutexLock lock(dispatch_.mutex());
@@ -423,7 +423,7 @@ Status OptimizerTable::add_parameters(stw_optimizer *optimizer, const stw_optimi
     OptimizerBody &body = body_of(optimizer);
     MutexLock changes(body.changes);
     const size_t states_before = body.states.size();
-    Commands undone;  // going back must not need memory
+    Commands undone;  // the undo must not allocate
     undone.freed_packs.reserve(size_t{n} * (update::kStatesMax + 2));
     Status status;
     try {
@@ -453,8 +453,8 @@ Status OptimizerTable::optimizer_state(stw_optimizer *optimizer, stw_tensor *par
                          parameter_text(parameter->name).c_str(), state);
 }
 
-// Whether there is something of a parameter to update here: an empty one has no elements, and of a
-// small one other ranks may have them all.
+// `updated_here` is false for an empty parameter, and for a small one whose elements are all on
+// other ranks.
 Status OptimizerTable::find_parameter(const OptimizerBody &body, const stw_tensor *parameter,
                                       bool *updated_here) const
 {
@@ -523,8 +523,8 @@ Status check_none_frozen(const std::vector<stw_tensor *> &parameters)
 
 }  // namespace
 
-// Whether the step is of some parameters alone: those that the program names, or those that are not
-// frozen since they were added.
+// True if the step is limited to some parameters: those that the program names, or all but the
+// frozen ones.
 bool OptimizerTable::name_parameters(const OptimizerBody &body, const stw_update_options &options,
                                      std::vector<stw_tensor *> *named)
 {
@@ -535,7 +535,7 @@ bool OptimizerTable::name_parameters(const OptimizerBody &body, const stw_update
     MutexLock lock(dispatch_.mutex());
     const std::vector<stw_tensor *> &held = body.held;
     if (std::none_of(held.begin(), held.end(), is_frozen)) return false;
-    std::set<const stw_tensor *> seen;  // there may be an entry for each part
+    std::set<const stw_tensor *> seen;  // a parameter may have several entries
     for (size_t i = 0; i < held.size(); i += 2) {
         stw_tensor *parameter = held[i];
         if (!is_frozen(parameter) && seen.insert(parameter).second) named->push_back(parameter);
@@ -552,7 +552,7 @@ Status OptimizerTable::optimizer_step(stw_optimizer *optimizer, const stw_update
     std::vector<stw_tensor *> named;
     const bool some = name_parameters(body, options, &named);
     std::vector<residency::TensorId> parameters;
-    parameters.reserve(named.size() + 1);  // not null: of no parameter is not of all
+    parameters.reserve(named.size() + 1);  // not null, which would mean all parameters
     for (const stw_tensor *parameter : named) {
         bool updated_here = false;
         STW_TRY(find_parameter(body, parameter, &updated_here));
@@ -589,8 +589,8 @@ Status OptimizerTable::optimizer_step(stw_optimizer *optimizer, const stw_update
     return status;
 }
 
-// A step whose verdict is that of all ranks. Where collectives stay on the caller's thread, that is
-// where its own is brought about.
+// A step whose verdict is that of all ranks. If collectives run on the callers' threads, this one
+// executes them until the verdict is known.
 Status OptimizerTable::step_on_ranks(OptimizerBody &body, const std::vector<stw_tensor *> &tensors,
                                      update::StepOptions step, update::StepResult *result)
 {
@@ -641,8 +641,9 @@ void OptimizerTable::interrupted(residency::Instant at)
     if (machine_.pipeline) machine_.pipeline->interrupt(at);
 }
 
-// In the order of parameters, as many as fit into half of the device beside what is there for them:
-// the other half is for activations and for what is worked on. A function of the calls alone.
+// In the order of parameters, states go to the device while they and what is trained there fit
+// into half of its budget; the other half is for activations and working room. Depends only on the
+// order of calls.
 PlaceId OptimizerTable::home_of_states(const OptimizerBody &body, uint64_t bytes)
 {
     const memory::Tier &nearest = machine_.tiers[machine_.tiers.nearest()];
@@ -656,8 +657,8 @@ PlaceId OptimizerTable::home_of_states(const OptimizerBody &body, uint64_t bytes
                                                     : PlaceId{residency::kNoPlace};
 }
 
-// A parameter is updated a block of each of its tensors at a time, all of them at one place. What
-// shares a block counts once.
+// An update of a parameter needs a block of each of its tensors at one place at a time. A shared
+// block counts once.
 Status OptimizerTable::check_update_room(const OptimizerBody &body,
                                          const std::vector<stw_tensor *> &parameters) const
 {
@@ -665,7 +666,7 @@ Status OptimizerTable::check_update_room(const OptimizerBody &body,
     uint64_t room = 0;
     for (PlaceId place = 0; place <= machine_.tiers.host(); ++place) {
         const memory::Tier &at = machine_.tiers[place];
-        if (at.memory && at.computes) return {};  // its own budget is looked at where it is chosen
+        if (at.memory && at.computes) return {};  // has a check of its own where it is chosen
         if (at.memory && at.cpu_access) room = std::max(room, dispatch_.core.budget_blocks(place));
     }
     if (room >= update::kPiecesNeeded) return {};

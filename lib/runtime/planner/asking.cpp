@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is near enough to be the same plan.
+// How similar two questions must be to have the same plan.
 #include "lib/runtime/planner/asking.h"
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 namespace stepwell {
 namespace {
 
-constexpr double kChanged = 1.25;  // by so much another speed, or computing, is another plan
+constexpr double kChanged = 1.25;  // a plan holds for changes of speeds up to this factor
 
 bool is_near(double one, double other)
 {

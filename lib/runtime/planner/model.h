@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a replay needs of a runtime: the tensors of a phase's step, the step, and the machine with
-// the room that is left for them. A copy: whoever has it holds no lock.
+// What a replay needs: the tensors of a phase's step, the step, and the machine with the room left
+// for them. A copy, used without a lock.
 #pragma once
 
 #include "lib/schedule/replay/machine.h"
@@ -9,9 +9,9 @@
 namespace stepwell {
 
 struct StepModel {
-    std::vector<residency::TensorSpec> specs;  // numbered from 0, as the step names them
-    std::vector<residency::TensorId> ids;      // of these in the core; kNone: it is gone since
-    schedule::Step step;                       // as completed() makes it
+    std::vector<residency::TensorSpec> specs;  // by the numbers that the step uses, from 0
+    std::vector<residency::TensorId> ids;      // their ids in the core; kNone: destroyed since
+    schedule::Step step;                       // made by completed()
     schedule::Machine machine;
 };
 

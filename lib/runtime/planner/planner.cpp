@@ -68,7 +68,7 @@ std::unique_ptr<PlanWork> Planner::take()
 
 void Planner::run()
 {
-    // A hundredth of a busy processor, and what nobody wants; idle threads might never come to it.
+    // Nice gets about 1/100 of a busy processor; a SCHED_IDLE thread might never run.
     (void)setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNiceMost);
     for (;;) {
         wake_.acquire();

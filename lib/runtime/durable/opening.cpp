@@ -117,7 +117,7 @@ void DurableOpen::find_budgets(const stw_runtime_options &options, stw_nvme_opti
     }
 }
 
-// ----------------------------------------------------------------------------- over the ranks ----
+// -------------------------------------------------------------------------------------- ranks ----
 
 // This rank's number among the ranks of all groups, and their count.
 std::pair<uint32_t, uint32_t> DurableOpen::durable_place(const stw_runtime_options &options)
@@ -178,7 +178,7 @@ Status DurableOpen::exchange_found(const collective::FoundGenerations &mine,
     return {};
 }
 
-// -------------------------------------------------------------------------------- the opening ----
+// ------------------------------------------------------------------------------------ opening ----
 
 // Fails if the files were written by another number of ranks.
 Status DurableOpen::check_ranks_there(const stw_runtime_options &options)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Advice of another order, in words and numbers. Replays a model of the phase in the calling thread
-// with no lock held; which orders there are and what is worth telling, schedule/ knows.
+// Advice of another order, in words and numbers. Replays a model of the phase in the calling
+// thread with no lock held; lib/schedule knows the orders, and which are worth advising.
 #include "lib/runtime/planning/models.h"
 
 #include "lib/runtime/machine/meters.h"
@@ -105,7 +105,7 @@ Status StepModels::advise(const stw_phase *phase, stw_plan_advice *advice_out, u
         put(advices[i], &advice);
         advice.struct_size = std::min<uint32_t>(advice_out->struct_size, sizeof advice);
         char *to = reinterpret_cast<char *>(advice_out) + i * size_t{advice_out->struct_size};
-        // The size that is there stays: it is the stride of the array.
+        // struct_size is not written: it is the stride of the caller's array.
         constexpr size_t kSizeBytes = sizeof advice.struct_size;
         std::memcpy(to + kSizeBytes, reinterpret_cast<const char *>(&advice) + kSizeBytes,
                     advice.struct_size - kSizeBytes);

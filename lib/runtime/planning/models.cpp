@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Takes a model of a phase for replays: under the lock it copies the step and what is said of its
-// tensors, all else is done without it. Any thread; must not know what the model is for.
+// Makes a model of a phase for replays: the step and its tensors are copied under the lock, the
+// rest is done without it. Any thread; must not know what the model is for.
 #include "lib/runtime/planning/models.h"
 
 #include "lib/runtime/machine/meters.h"
@@ -24,12 +24,12 @@ using residency::PackId;
 using residency::PlaceId;
 using residency::TensorId;
 
-// Where nothing was measured and no profile tells.
+// Used if nothing was measured and there is no machine profile.
 constexpr double kNvmeBytesPerS = 2e9;
 constexpr double kCopyBytesPerS = 10e9;
-constexpr uint32_t kCopyShare = 4;  // of the room, for a piece of a copy
+constexpr uint32_t kCopyShare = 4;  // of the room, for one piece of a copy
 
-// The one that went so last; a declared one as long as none was seen.
+// The access pattern seen last; a declared one if no step was seen.
 const schedule::Learned *newest(const schedule::PhaseTrace *phase)
 {
     const schedule::Learned *best = nullptr;
@@ -40,7 +40,7 @@ const schedule::Learned *newest(const schedule::PhaseTrace *phase)
     return best;
 }
 
-// In the order of their ids, so that those that share blocks stay neighbours.
+// Sorted by id, so that tensors that share blocks stay adjacent.
 std::vector<TensorId> tensors_of(const schedule::Step &step)
 {
     std::vector<TensorId> ids;
@@ -51,7 +51,8 @@ std::vector<TensorId> tensors_of(const schedule::Step &step)
     return ids;
 }
 
-// From ids of the core to numbers from 0. What is gone since is as large as it was used.
+// From ids of the core to numbers from 0. A tensor that was destroyed gets the size that the step
+// used.
 void number_tensors(StepModel &model)
 {
     std::unordered_map<TensorId, TensorId> numbers;
@@ -70,16 +71,16 @@ void number_tensors(StepModel &model)
             model.ids[i] = kNone;
         }
         spec.bytes = std::max(spec.bytes, bytes[i]);
-        spec.read_only = false;  // a replay has to fill it
+        spec.read_only = false;  // a replay must be able to fill it
         spec.agreed = false;
     }
 }
 
-// What is made in a step and gone after it takes room in it alone.
+// A tensor that lived only within the step takes room in it alone: discarded at its last use.
 void end_gone_tensors(const std::vector<TensorId> &ids, schedule::Step &step)
 {
     struct Life {
-        bool begins = false;  // with a write, so it leaves nothing to the next step
+        bool begins = false;  // with a write, so nothing is carried into the next step
         bool seen = false;
         size_t last = 0;
     };
@@ -97,7 +98,7 @@ void end_gone_tensors(const std::vector<TensorId> &ids, schedule::Step &step)
     }
 }
 
-// Small enough that a program may hold views beside it.
+// Small enough to leave room for views of the program.
 uint64_t copy_bytes_of(const residency::Config &config)
 {
     uint32_t room = UINT32_MAX;
@@ -110,7 +111,7 @@ uint64_t copy_bytes_of(const residency::Config &config)
 
 }  // namespace
 
-// Under the lock. Blocks that other tensors cannot give up: pinned there, or with nowhere to go.
+// Blocks that other tensors cannot give up: pinned at the place, or not allowed farther.
 std::vector<uint32_t> StepModels::blocks_of_others(const std::vector<TensorId> &used) const
 {
     std::vector<uint32_t> blocks(machine_.tiers.nvme() + 1);
@@ -134,7 +135,7 @@ std::vector<uint32_t> StepModels::blocks_of_others(const std::vector<TensorId> &
     return blocks;
 }
 
-// Under the lock. Of the budgets as they are now.
+// At the present budgets.
 residency::Config StepModels::room_beside(const std::vector<uint32_t> &others) const
 {
     residency::Config config;
@@ -153,7 +154,7 @@ residency::Config StepModels::room_beside(const std::vector<uint32_t> &others) c
     return config;
 }
 
-// As measured, else as expected at open, else the same link's other direction or a guess.
+// Measured, else expected at open, else as in the opposite direction, else a constant.
 void StepModels::make_links(const std::vector<observe::LinkTotal> &totals,
                             schedule::Machine *machine) const
 {
@@ -189,7 +190,7 @@ void StepModels::make_links(const std::vector<observe::LinkTotal> &totals,
             link.from = from;
             link.to = to;
             link.bytes_per_s = speed_of(from, to);
-            // Across a bus it is two hops by way of the host, and the slower one counts.
+            // Across a bus the path is by way of the host, and the slower hop counts.
             const auto behind_bus = [&](PlaceId at) {
                 return machine_.tiers.is_device(at) && !machine_.tiers[at].storage_reaches();
             };
@@ -202,7 +203,7 @@ void StepModels::make_links(const std::vector<observe::LinkTotal> &totals,
             machine->links.push_back(link);
         }
     }
-    // All that is read of the disk shares what it reads, and so it is with what is written.
+    // All reads of the disk share its read bandwidth, and all writes its write bandwidth.
     for (const bool reads : {true, false}) {
         schedule::LinkGroup disk;
         for (schedule::Link &link : machine->links) {
@@ -214,7 +215,7 @@ void StepModels::make_links(const std::vector<observe::LinkTotal> &totals,
     }
 }
 
-// Under the lock. The steps stand one behind the other, as they are.
+// Concatenates the steps, unchanged.
 void StepModels::copy_steps(const std::vector<const schedule::Step *> &steps,
                             StepModel *model) const
 {
@@ -230,13 +231,13 @@ void StepModels::copy_steps(const std::vector<const schedule::Step *> &steps,
     model->machine.config = room_beside(blocks_of_others(model->ids));
 }
 
-// With no lock held: tensors are numbered, and the machine is whole.
+// With no lock held: numbers the tensors and completes the machine.
 void StepModels::settle_model(const std::vector<observe::LinkTotal> &totals, StepModel *model) const
 {
     number_tensors(*model);
     residency::Config &config = model->machine.config;
     config.tensors_max = static_cast<uint32_t>(model->specs.size()) + 1;
-    // A replay counts every slot, and what is gone may have been there one after the other.
+    // A replay counts slots, and destroyed tensors may have used the same ones in turn.
     residency::PlaceConfig &nvme = config.places[machine_.tiers.nvme()];
     if (nvme.blocks > 0) {
         uint64_t stored = 0;
@@ -248,7 +249,7 @@ void StepModels::settle_model(const std::vector<observe::LinkTotal> &totals, Ste
     make_links(totals, &model->machine);
 }
 
-// A step of a settled model that a replay can run.
+// Makes a step of a settled model replayable.
 schedule::Step StepModels::complete_step(schedule::Step step, const StepModel &model)
 {
     std::vector<bool> buffers;

@@ -25,7 +25,7 @@ public:
     static schedule::Step complete_step(schedule::Step step, const StepModel &model);
 
 private:
-    // EMPTY where there is none. Holds the lock while it copies.
+    // EMPTY if the phase has no step yet. Holds the lock only while it copies.
     Result<StepModel> take_model(uint32_t phase) const;
     [[nodiscard]] std::vector<uint32_t> blocks_of_others(
         const std::vector<residency::TensorId> &used) const STW_REQUIRES(runtime_lock);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Held by whoever waits until nothing moves: no plan starts anything meanwhile. Any thread.
+// Held while a thread waits until nothing moves: plans start nothing meanwhile. Any thread.
 #pragma once
 
 #include "lib/runtime/planning/prefetcher.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which plan is followed: asked for behind a step that went, or may use, what no plan was made for;
-// taken over when a step begins. The planner works with copies, so that the program waits for a
-// copy of the step as it was recorded, and for nothing else.
+// Decides which plan is followed. A plan is asked for after a step for which there is none, and
+// taken over when a step begins. The planner works on copies, so the program waits only while the
+// recorded step is copied.
 #include "lib/runtime/planning/plans.h"
 
 #include "lib/runtime/addresses/metadata.h"
@@ -23,15 +23,15 @@ using residency::kNone;
 using residency::PlaceId;
 using residency::TensorId;
 
-constexpr size_t kPlansMax = 8;       // kept, of all phases
-constexpr uint64_t kReplayShare = 2;  // of the core's tables, for those of a replay
-constexpr uint64_t kEventShare = 8;   // copies of a step: as recorded, completed, expected
-constexpr uint64_t kNodeBytes = 16;   // of an allocation
-constexpr size_t kSeenLeast = 8;      // steps that differ, where there is no room for all
+constexpr size_t kPlansMax = 8;       // of all phases
+constexpr uint64_t kReplayShare = 2;  // memory of a replay, in sizes of the core's tables
+constexpr uint64_t kEventShare = 8;   // copies of a step: recorded, completed, expected
+constexpr uint64_t kNodeBytes = 16;   // overhead of an allocation
+constexpr size_t kSeenLeast = 8;      // differing steps, at least, if there is no room for all
 
 }  // namespace
 
-// Under the lock. Another one after any change of what a step may use.
+// Changes with everything that limits what a step may use.
 uint64_t PlanStore::room_number() const
 {
     uint64_t number = registry_.policies_changed;
@@ -42,21 +42,21 @@ uint64_t PlanStore::room_number() const
     return number;
 }
 
-// Under the lock: plans, what the planner may take now, and the order of victims.
+// Plans, the planner's present memory, and the order of victims.
 uint64_t PlanStore::plans_bytes() const
 {
     const uint64_t bytes = plan_bytes_asked_ + plan_bytes_kept_;
     return recorder_.planned.plans() ? bytes + rank_bytes() : bytes;
 }
 
-// Of all packs, at each tier that has an order.
+// For all packs, at each tier that has an order.
 uint64_t PlanStore::rank_bytes() const
 {
     return uint64_t{dispatch_.core.pack_ids()} * (machine_.tiers.host() + 1) *
            (residency::kRankBytes + kNodeBytes);
 }
 
-// Under the lock. Plans that are not followed go for it.
+// Drops plans that are not followed.
 bool PlanStore::make_plan_room(uint64_t bytes)
 {
     const auto enough = [&]() STW_REQUIRES(runtime_lock) {
@@ -77,7 +77,7 @@ bool PlanStore::make_plan_room(uint64_t bytes)
     return enough();
 }
 
-// Under the lock. Null: there is nothing to be asked.
+// Null: nothing to ask.
 std::unique_ptr<PlanWork> PlanStore::plan_question(uint32_t phase)
 {
     const std::vector<schedule::Trace::Turn> round = recorder_.trace.round(phase);
@@ -86,12 +86,12 @@ std::unique_ptr<PlanWork> PlanStore::plan_question(uint32_t phase)
         return nullptr;
     auto work = std::make_unique<PlanWork>();
     work->varies = recorder_.trace.phase(phase)->varies();
-    // The first step has neither caches that are filled nor updates from before it.
+    // The first step has no filled caches and no updates of an earlier step.
     const bool usual = std::all_of(round.begin(), round.end(), [](const auto &turn) {
         return turn.way->seen > 1 || turn.way->declared;
     });
     if (!usual && !work->varies) return nullptr;
-    // Where nothing had to leave there is nothing to choose.
+    // Without evictions there is nothing to choose.
     uint64_t evictions = 0;
     for (PlaceId place = 0; place < machine_.tiers.nvme(); ++place)
         evictions += dispatch_.core.evictions(place);
@@ -107,7 +107,7 @@ std::unique_ptr<PlanWork> PlanStore::plan_question(uint32_t phase)
     if (!mine.plans.may_ask(planner.cpu_ns() + takes_ns, open_ns)) return nullptr;
     uint64_t needed = planning_bytes(steps);
     while (!make_plan_room(needed)) {
-        // Of steps that differ some more or fewer do.
+        // Of differing steps a plan needs not all.
         if (!work->varies || steps.size() < kSeenLeast) {
             mine.plans.refuse(work->room);
             return nullptr;
@@ -117,16 +117,16 @@ std::unique_ptr<PlanWork> PlanStore::plan_question(uint32_t phase)
     }
     for (const schedule::Step *step : steps) work->lengths.push_back(step->size());
     models_.copy_steps(steps, &work->model);
-    // Making room may have been the end of the earlier one.
+    // make_plan_room() may have dropped the earlier one
     earlier = costly ? find_same_steps(plans_made_, *work) : nullptr;
     if (earlier) work->question.judged = earlier->plan->verdicts();
-    plans_made_.reserve(kPlansMax + 1);  // so that taking it over cannot fail
+    plans_made_.reserve(kPlansMax + 1);  // so that take_plan() cannot fail
     mine.plans.asked();
     plan_bytes_asked_ = needed;
     return work;
 }
 
-// That the planner takes.
+// Memory that the planner needs.
 uint64_t PlanStore::planning_bytes(const std::vector<const schedule::Step *> &steps) const
 {
     uint64_t events = 0;
@@ -135,7 +135,7 @@ uint64_t PlanStore::planning_bytes(const std::vector<const schedule::Step *> &st
            kEventShare * events * sizeof(schedule::Event);
 }
 
-// What the plan would be for, and of which steps it is made.
+// Describes the plan to ask for, and returns its steps.
 std::vector<const schedule::Step *> PlanStore::describe_work(
     const std::vector<schedule::Trace::Turn> &round, PlanWork *work) const
 {
@@ -159,8 +159,7 @@ std::vector<const schedule::Step *> PlanStore::describe_work(
     return steps;
 }
 
-// Behind a step, with no lock held. Without memory for a plan there is none, and that is no reason
-// to fail.
+// After a step, with no lock held. Without memory there is no plan, which is not an error.
 void PlanStore::ask_plan(uint32_t phase, const std::vector<observe::LinkTotal> &totals)
 {
     if (!recorder_.enabled) return;
@@ -184,14 +183,14 @@ void PlanStore::ask_plan(uint32_t phase, const std::vector<observe::LinkTotal> &
     note_line(STW_LOG_WARNING, "plan", asked);
 }
 
-// Under the lock. Said when it is free; without memory for it, not at all.
+// Without memory for the line it is not logged.
 void PlanStore::note_line(uint32_t level, const char *topic, const Status &status)
 try {
     dispatch_.say(level, topic, status.sentence());
 } catch (const std::bad_alloc &) {
 }
 
-// By the planner's thread: what a runtime is made of does not change any more.
+// On the planner's thread. Reads only what is constant after open.
 void PlanStore::prepare_plan(PlanWork &work) const
 {
     StepModel &model = work.model;
@@ -215,7 +214,6 @@ void PlanStore::prepare_plan(PlanWork &work) const
     model = {};
 }
 
-// Under the lock.
 void PlanStore::take_plan()
 {
     std::unique_ptr<PlanWork> work = planner.take();
@@ -230,7 +228,7 @@ void PlanStore::take_plan()
     (void)make_plan_room(0);
 }
 
-// Under the lock. The step of the phase that begins is the one which the plan has there.
+// The plan has at turn `at` the step of the phase that begins.
 bool PlanStore::plan_fits(const PlanWork &work, uint32_t at, uint32_t phase) const
 {
     const PlanWork::Turn &turn = work.round[at];
@@ -239,7 +237,7 @@ bool PlanStore::plan_fits(const PlanWork &work, uint32_t at, uint32_t phase) con
     return work.varies || (way && way->key() == turn.way);
 }
 
-// Under the lock. The newest that has this step where it is, or begins with it.
+// The newest plan with this step as its next turn, or as its first one.
 PlanWork *PlanStore::plan_for(uint32_t phase)
 {
     for (size_t i = plans_made_.size(); i > 0; --i) {
@@ -251,7 +249,8 @@ PlanWork *PlanStore::plan_for(uint32_t phase)
     return nullptr;
 }
 
-// Under the lock, before the step of the phase begins in the trace. Two steps at once are no round.
+// Before the trace begins the phase's step. Concurrent steps are not a round, so no plan is
+// followed.
 void PlanStore::follow_plan(uint32_t phase)
 {
     take_plan();
@@ -283,14 +282,13 @@ void PlanStore::follow_plan(uint32_t phase)
     if (other) {
         dispatch_.core.set_victim_policy(&recorder_.planned);
     } else if (work && deviated) {
-        dispatch_.core.replan();  // what was not used as it was told is worth something else now
+        dispatch_.core.replan();  // accesses off the plan change what the rest is worth
     }
 }
 
 // --------------------------------------------------------------------------------- the report ----
 
-// Under the lock. What steps of the round compute, as they were seen up to now; 0: one of them is
-// not known any more.
+// The compute time of the round's steps, as seen up to now; 0: an access pattern was forgotten.
 uint64_t PlanStore::computed_now(const std::vector<PlanWork::Turn> &round) const
 {
     uint64_t sum = 0;
@@ -304,7 +302,7 @@ uint64_t PlanStore::computed_now(const std::vector<PlanWork::Turn> &round) const
     return sum;
 }
 
-// Under the lock. Of each round the newest plan.
+// The newest plan of each round.
 void PlanStore::report_plans(report::ReportData &data) const
 {
     data.planning_ns = planner.cpu_ns();
@@ -374,12 +372,11 @@ void PlanStore::fill_plan(const schedule::Plan &plan, report::PlanReport *report
     for (const schedule::Span &span : plan.expected().spans) add(span);
 }
 
-// STW_LINK_*
 uint32_t PlanStore::link_between(const schedule::Link &link) const
 {
     const bool from_device = machine_.tiers.is_device(link.from);
     const bool to_device = machine_.tiers.is_device(link.to);
-    if (from_device && to_device) return STW_LINK_DEVICE_TO_HOST;  // by way of it
+    if (from_device && to_device) return STW_LINK_DEVICE_TO_HOST;  // via the host
     if (from_device)
         return machine_.tiers.is_host(link.to) ? STW_LINK_DEVICE_TO_HOST : STW_LINK_DEVICE_TO_NVME;
     if (to_device)
@@ -388,7 +385,7 @@ uint32_t PlanStore::link_between(const schedule::Link &link) const
     return machine_.tiers.is_host(link.from) ? STW_LINK_HOST_TO_NVME : STW_LINK_NVME_TO_HOST;
 }
 
-// What is known of the disks and of copies is what plans are made with until transfers know better.
+// Plans use the profile's bandwidths of disks and copies until transfers were measured.
 void PlanStore::expect_bandwidths(const profile::Tuning &tuning)
 {
     using transfer::Link;
@@ -433,7 +430,7 @@ void PlanStore::take_bandwidths(const std::vector<observe::LinkTotal> &links)
     for (const std::unique_ptr<Phase> &phase : recorder_.phases) {
         if (!phase->lookahead) continue;
         for (PlaceId to = 0; to < machine_.tiers.host(); ++to) {
-            // Across a ring it is two hops, and the slower one counts.
+            // Across a ring there are two hops, and the slower one counts.
             const uint64_t hops = std::min(speeds[machine_.tiers.nvme()][machine_.tiers.host()],
                                            speeds[machine_.tiers.host()][to]);
             const uint64_t direct = speeds[machine_.tiers.nvme()][to];

@@ -30,7 +30,7 @@ public:
     void report_plans(report::ReportData &data) const STW_REQUIRES(runtime_lock);
 
     Planner planner{[this](PlanWork &work) { prepare_plan(work); }};
-    // As of the last begin or end of a step.
+    // At the last begin or end of a step.
     std::vector<observe::LinkTotal> bandwidths STW_GUARDED_BY(runtime_lock);
 
     [[nodiscard]] uint64_t metadata_bytes() const override STW_REQUIRES(runtime_lock)
@@ -64,18 +64,17 @@ private:
     MetadataBudget &metadata_;
     TensorRegistry &registry_;
     StepModels &models_;
-    // The oldest first; also those refused.
+    // The oldest first, including those refused.
     std::vector<std::unique_ptr<PlanWork>> plans_made_ STW_GUARDED_BY(runtime_lock);
     const PlanWork *plan_followed_ STW_GUARDED_BY(runtime_lock)
-        STW_PT_GUARDED_BY(runtime_lock) = nullptr;         // of these
-    uint32_t plan_turn_ STW_GUARDED_BY(runtime_lock) = 0;  // in its round
-    uint64_t plan_deviations_ STW_GUARDED_BY(runtime_lock) =
-        0;  // of the phases, as of its last begin
-    // That the question under way may take; 0: none is.
+        STW_PT_GUARDED_BY(runtime_lock) = nullptr;               // one of plans_made_
+    uint32_t plan_turn_ STW_GUARDED_BY(runtime_lock) = 0;        // in its round
+    uint64_t plan_deviations_ STW_GUARDED_BY(runtime_lock) = 0;  // of all phases, at its last begin
+    // Reserved for the question under way; 0: none.
     uint64_t plan_bytes_asked_ STW_GUARDED_BY(runtime_lock) = 0;
-    uint64_t plan_bytes_kept_ STW_GUARDED_BY(runtime_lock) = 0;  // of plans_made_
+    uint64_t plan_bytes_kept_ STW_GUARDED_BY(runtime_lock) = 0;  // total of plans_made_
     bool plan_refused_ STW_GUARDED_BY(runtime_lock) =
-        false;  // the system starts no thread for them
+        false;  // the system starts no thread for the planner
 };
 
 }  // namespace stepwell

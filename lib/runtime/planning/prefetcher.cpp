@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Asks the core for the prefetches and early write-backs that a phase's lookahead proposes. Under
-// the lock, after an event that can have changed the answer.
+// the lock, after an event that may have changed them.
 #include "lib/runtime/planning/prefetcher.h"
 
 #include "lib/runtime/addresses/metadata.h"
@@ -20,8 +20,8 @@ namespace {
 using residency::Instant;
 using residency::PlaceId;
 
-constexpr uint32_t kHintsMax = 64;       // asked in one go
-constexpr Instant kRestNs = 16'000'000;  // between looks while no step is open
+constexpr uint32_t kHintsMax = 64;       // asked for at once
+constexpr Instant kRestNs = 16'000'000;  // between looks ahead while no step is open
 
 }  // namespace
 
@@ -39,7 +39,7 @@ void Prefetcher::begin_pause()
 {
     dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         ++plan_pauses_;
-        // Those that wait for somebody's view would be waited for with it.
+        // The pause would otherwise wait for the views that these hints wait for.
         for (const std::unique_ptr<Phase> &phase : recorder_.phases) {
             if (!phase->lookahead) continue;
             for (const residency::FetchId fetch : phase->lookahead->fetches()) {
@@ -56,11 +56,7 @@ void Prefetcher::end_pause()
     recorder_.plan_due = true;
 }
 
-// ------------------------------------------------------------------------ what the program does --
-
-// --------------------------------------------------------------------------------- what follows --
-
-// Under the lock, after the commands of the event are on their way: demand goes first.
+// After the commands of the event were issued: demand goes first.
 void Prefetcher::look_ahead()
 {
     recorder_.plan_due = false;
@@ -68,7 +64,7 @@ void Prefetcher::look_ahead()
     if (!recorder_.enabled || dispatch_.is_closing() || plan_pauses_ > 0) return;
     recorder_.drain_hits();
     for (const uint32_t phase : recorder_.trace.current()) look_ahead_in(phase);
-    recorder_.plan_due = false;  // hints that were answered at once are no news
+    recorder_.plan_due = false;  // hints answered at once need no further look
     dispatch_.arm_timer(plan_wake_);
 }
 
@@ -86,7 +82,7 @@ void Prefetcher::look_ahead_in(uint32_t index)
         lookahead.asked(dispatch_.core.fetch(*asked, time, dispatch_.loop.out));
         dispatch_.loop.run();
     }
-    // Between steps nothing goes on that nobody hears of: what is to be tried again can wait.
+    // Between steps every relevant change is an event, so retries can wait.
     const Instant wake = lookahead.wake();
     const bool rests = phase.step == 0 && wake != residency::kNever;
     plan_wake_ = std::min(plan_wake_, rests ? std::max(wake, time + kRestNs) : wake);
@@ -98,7 +94,7 @@ void Prefetcher::look_ahead_in(uint32_t index)
     }
 }
 
-// False where metadata_bytes has no room for it: then the phase is not prefetched for.
+// False if metadata_bytes has no room for it: the phase is then not prefetched for.
 bool Prefetcher::make_lookahead(Phase &phase)
 {
     if (phase.lookahead) return true;
@@ -111,7 +107,7 @@ bool Prefetcher::make_lookahead(Phase &phase)
     return true;
 }
 
-// A hint was answered; those of the program and of copies are nobody's concern.
+// False: a hint of the program or of a copy.
 bool Prefetcher::end_hint(residency::FetchId fetch, const Status &status)
 {
     const bool no_room = status.code() == STW_ERROR_BUDGET || status.code() == STW_ERROR_BUSY;
@@ -131,8 +127,6 @@ void Prefetcher::plan_now()
     dispatch_.act([&](Core &, Commands &)
                       STW_REQUIRES(runtime_lock) { recorder_.plan_due = true; });
 }
-
-// ------------------------------------------------------------------------------- declared steps --
 
 bool Prefetcher::granted(residency::Granted &granted, Instant, Commands &)
 {

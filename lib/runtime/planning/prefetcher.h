@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hints for what the next steps will need, once the commands of an event are on their way.
+// Prefetches for the next steps, after the commands of an event were issued.
 #pragma once
 
 #include "lib/runtime/addresses/metadata_user.h"
@@ -39,7 +39,7 @@ public:
         return lookahead_bytes_;
     }
 
-    // Between the two no hint begins. See PlanPause.
+    // No hint begins between the two calls. See PlanPause.
     void begin_pause() STW_EXCLUDES(runtime_lock);
     void end_pause() STW_EXCLUDES(runtime_lock);
 
@@ -50,9 +50,9 @@ private:
 
     MetadataBudget &metadata_;
     PlanStore &plans_;
-    uint32_t plan_pauses_ STW_GUARDED_BY(runtime_lock) = 0;  // calls that wait for quiet
+    uint32_t plan_pauses_ STW_GUARDED_BY(runtime_lock) = 0;  // calls that wait until nothing moves
     residency::Instant plan_wake_ STW_GUARDED_BY(runtime_lock) =
-        residency::kNever;                                       // it looks again then
+        residency::kNever;                                       // time of the next look ahead
     uint64_t lookahead_bytes_ STW_GUARDED_BY(runtime_lock) = 0;  // of all phases
 };
 

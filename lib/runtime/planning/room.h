@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// planning: what stays resident in a round of steps, and what is brought ahead.
+// planning: what stays resident in a round of steps, and what is prefetched.
 #pragma once
 
 #include "lib/runtime/planning/models.h"

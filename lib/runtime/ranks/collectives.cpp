@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The queue of collectives: who works it off, what each needs of memory, what becomes of it.
+// The queue of collectives: the thread that executes it, its memory, its failures.
 #include "lib/runtime/ranks/collectives.h"
 
 #include "lib/collective/bucket.h"
@@ -21,8 +21,8 @@ namespace {
 using residency::PlaceId;
 
 using collective::kBucketBytes;
-// Fetches that follow, gathered while the program works on what it has: the next layer, and the one
-// behind it where layers take turns of two tensors.
+// Gathers ahead of their fetches, while the program works on earlier ones: the next layer, and the
+// one after it if layers have two tensors each.
 constexpr uint32_t kAheadMax = 2;
 
 }  // namespace
@@ -63,7 +63,7 @@ Status Collectives::open_ranks()
     return {};
 }
 
-// What is queued has been waited for, or never ends: then the group is given up.
+// The queue was drained, or never ends: then the group is given up.
 void Collectives::close_ranks()
 {
     if (!machine_.ranks) return;
@@ -78,18 +78,18 @@ void Collectives::close_ranks()
     group_memory_.leave_group_memory();
 }
 
-// Of a deferred close: views that are released later start nothing any more. Under the lock.
+// After a deferred close: views that are released later start nothing.
 bool Collectives::ranks_stopped() const
 {
     return machine_.ranks && machine_.ranks->queue.stops;
 }
 
-// Under the lock. Nothing of the group's is under way here.
+// No collective is queued or under way.
 bool Collectives::is_idle() const
 {
     if (!machine_.ranks) return true;
     if (machine_.ranks->queue.stops)
-        return !machine_.ranks->queue.working;  // what is left in the queue is nobody's
+        return !machine_.ranks->queue.working;  // the rest of the queue is never executed
     return machine_.ranks->queue.collectives.empty() && !machine_.ranks->queue.working &&
            machine_.ranks->queue.gathers.idle();
 }
@@ -123,7 +123,7 @@ void Collectives::queue_collective(std::unique_ptr<Collective> next)
     ranks_news = true;
 }
 
-// Works on the front of the queue when it can be. False: there is nothing to do now.
+// Executes the front of the queue if it can start. False: nothing can be done now.
 bool Collectives::work_one()
 {
     RankQueue &queue = machine_.ranks->queue;
@@ -160,7 +160,7 @@ void Collectives::run_collective(Collective &work)
     if (ranks.holds_memory()) lose_bucket();
 }
 
-// The engine may still read or write it, for as long as the process lives.
+// Leaks the bucket: the engine may access it as long as the process lives.
 void Collectives::lose_bucket()
 {
     auto lost = std::make_unique<std::vector<char>>(std::move(machine_.ranks->bucket));
@@ -169,15 +169,14 @@ void Collectives::lose_bucket()
     machine_.ranks->device_bucket_bytes = 0;
 }
 
-// Something came to its end: who waits for it looks again, and there may be more to work on.
+// Something has ended: waiters look again, and the queue may continue.
 void Collectives::tell_ranks()
 {
     machine_.ranks->wakes.notify_all();
     machine_.ranks->answers.notify_all();
 }
 
-// Waits for the queue to come to what `done` says; where collectives may not leave the caller's
-// thread it works there. Under the lock.
+// Waits until `done`; if collectives run on the callers' threads, executes them here.
 bool Collectives::wait_ranks(residency::Instant begin, residency::Instant deadline,
                              const std::function<bool()> &done)
 {
@@ -191,7 +190,7 @@ bool Collectives::wait_ranks(residency::Instant begin, residency::Instant deadli
     return true;
 }
 
-// What ranks have to agree on before a collective: which tensor, and that they can.
+// What ranks compare before a collective: the tensors, and whether each rank can take part.
 collective::Record Collectives::record_of(collective::Kind kind,
                                           const std::vector<stw_tensor *> &tensors,
                                           const Status &status)
@@ -213,7 +212,7 @@ collective::Record Collectives::record_of(collective::Kind kind,
 
 // ------------------------------------------------------------------------------------ memory ----
 
-// Who has lost its place in one group has none in the other: both are given up.
+// A rank that has failed in one group has failed in the other.
 void Collectives::share_failure()
 {
     if (!machine_.ranks->replicas) return;

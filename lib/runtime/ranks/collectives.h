@@ -9,7 +9,7 @@ namespace stepwell {
 
 class GroupMemory;
 
-// Runs the collectives of some kinds, on the thread that works the queue off.
+// Executes collectives of some kinds, on the thread of the queue.
 class CollectiveRunner {
 public:
     virtual ~CollectiveRunner() = default;
@@ -28,7 +28,7 @@ public:
     Status open_ranks();
     void close_ranks();
     [[nodiscard]] bool is_idle() const override STW_REQUIRES(runtime_lock);
-    // Collectives are the affair of whoever waits.
+    // True if collectives run on the program's threads, while these wait.
     [[nodiscard]] bool works_here() const override;
     Status drain_ranks(residency::Instant begin, residency::Instant deadline);
     [[nodiscard]] bool ranks_stopped() const STW_REQUIRES(runtime_lock);
@@ -40,7 +40,7 @@ public:
                                         const std::vector<stw_tensor *> &tensors,
                                         const Status &status);
 
-    std::atomic<bool> ranks_news{false};  // tell_ranks() once the lock is given back
+    std::atomic<bool> ranks_news{false};  // tell_ranks() once the lock is released
 
     void add(Collective::Kind kind, CollectiveRunner &runner)
     {
@@ -50,7 +50,7 @@ public:
     {
         if (ranks_news.exchange(false)) tell_ranks();
     }
-    void unlocked() override { notify(); }  // a thread that wakes needs the lock
+    void unlocked() override { notify(); }  // not earlier: a thread that wakes needs the lock
 
 private:
     void tell_ranks();

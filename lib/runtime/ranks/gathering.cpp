@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The collective that brings wholes: which memory it reads and writes on this rank, and what every
-// rank has to know of the others before its bytes move.
+// The collective that gathers tensors: the memory it reads and writes on this rank, and what ranks
+// must know of each other before bytes move.
 #include "lib/runtime/ranks/wholes.h"
 
 #include "lib/collective/bucket.h"
@@ -24,10 +24,10 @@ namespace stepwell {
 
 using residency::Access;
 
-// How the tensors of one gather lie in what each rank gives.
+// Layout of the tensors of one gather in each rank's contribution.
 struct GatherLayout {
     std::vector<collective::BucketTensor> members;
-    collective::Buckets buckets;  // one, or none where nothing has bytes
+    collective::Buckets buckets;  // one; none if nothing has bytes
     uint64_t rank_bytes = 0;
 };
 
@@ -54,7 +54,7 @@ GatherLayout layout_of(const std::vector<stw_tensor *> &tensors, uint32_t ranks)
 
 }  // namespace
 
-// What was gathered together, each to its own tensor.
+// From the bucket to each gathered tensor.
 Status Wholes::empty_bucket(const Collective &work, const GatherLayout &layout, char *gathered)
 {
     Status status;
@@ -83,7 +83,7 @@ void Wholes::run_gather(Collective &work)
     const bool alone = work.tensors.size() == 1;
     const bool in_bucket = rank_bytes * group.size() <= kBucketBytes;
     Status status = start.status;
-    char *gathered = nullptr;  // null: of a large whole that this rank has no room for
+    char *gathered = nullptr;  // null: a large tensor for which this rank has no room
     if (status.ok() && alone && !start.absent) {
         gathered = addresses_.bytes_at(work.tensors[0]->sharding->whole, start.grants[0]);
     } else if (status.ok() && (!alone || in_bucket)) {
@@ -91,7 +91,7 @@ void Wholes::run_gather(Collective &work)
         gathered = machine_.ranks->bucket_data();
     }
     char *mine = status.ok() && gathered ? gathered + group.rank() * rank_bytes : nullptr;
-    const char *shard = mine;  // what is sent: its place in the whole, or where it lies already
+    const char *shard = mine;  // sent from its part of the gathered tensor, or where it lies
     Waiter pinned;
     residency::FetchAsked pin;
     const bool lies = status.ok() && alone && pin_shard(work, pinned, pin);
@@ -113,7 +113,7 @@ void Wholes::run_gather(Collective &work)
     const auto absent = std::count_if(ranks.begin(), ranks.end(),
                                       [](const auto &rank) { return rank.counts[0] != 0; });
     if (!status.ok() || absent == static_cast<ptrdiff_t>(ranks.size())) {
-        // Nobody has bytes to get.
+        // no rank wants the bytes
     } else if (absent > 0 && alone && !in_bucket) {
         status = gather_in_parts(work, shard, gathered, rank_bytes);
     } else {
@@ -121,7 +121,7 @@ void Wholes::run_gather(Collective &work)
     }
     meters_.record_ranks(work.tensors[0]->id, begin, before);
     if (status.ok() && !alone && !start.absent) status = empty_bucket(work, layout, gathered);
-    // What the engine may still write to is nobody's any more.
+    // The engine may still write to the memory.
     if (machine_.ranks->group.holds_memory()) return lose_gather(work, status);
     if (lies) shards_.give_pieces(pinned, pin, false);
     dispatch_.act([&](Core &, Commands &out) STW_REQUIRES(runtime_lock) {
@@ -130,9 +130,10 @@ void Wholes::run_gather(Collective &work)
     });
 }
 
-// A large whole that some ranks have no room for, through a buffer that every rank has: the engine
-// gathers a part of each shard, and who wants the whole takes them out. `shard` null: it is read as
-// it is sent; `whole` null: not wanted here. All ranks know of each other which they are.
+// Gathers a large tensor for which some ranks have no room, through a buffer on every rank: the
+// engine gathers a part of each shard at a time, and ranks that want the tensor copy the parts
+// out. `shard` null: it is read as it is sent; `whole` null: not wanted here. Ranks have agreed on
+// this before.
 Status Wholes::gather_in_parts(const Collective &work, const char *shard, char *whole,
                                uint64_t rank_bytes)
 {
@@ -148,7 +149,8 @@ Status Wholes::gather_in_parts(const Collective &work, const char *shard, char *
         const uint64_t count = std::min(part, rank_bytes - at);
         char *mine = buffer + group.rank() * count;
         if (shard && status.ok()) status = group_memory_.move_bytes(mine, shard + at, count);
-        // One that cannot be read any more is told at the end, since the others wait for the rest.
+        // If the shard cannot be read, this is reported at the end, since other ranks wait for the
+        // rest.
         if (!shard && status.ok()) {
             status = shards_.read_shard(*work.tensors[0], work.claim, at, count, mine);
         }
@@ -163,8 +165,8 @@ Status Wholes::gather_in_parts(const Collective &work, const char *shard, char *
                        ranks);
 }
 
-// True where all of the shard lies in one piece at the wholes' place, pinned now: the engine reads
-// it there, and brings this rank's part of the whole with those of the others.
+// If the shard lies in one piece at the place of gathered tensors, pins it and returns true: the
+// engine then reads it there, and gathers this rank's part like the others.
 bool Wholes::pin_shard(const Collective &work, Waiter &waiter, residency::FetchAsked &pin)
 {
     const stw_tensor &tensor = *work.tensors[0];
@@ -178,7 +180,7 @@ bool Wholes::pin_shard(const Collective &work, Waiter &waiter, residency::FetchA
     return shards_.take_pieces(waiter, pin).ok();
 }
 
-// The engine has the memory for good, so it stays pinned; who waits is told.
+// The engine never gives the memory back, so it stays pinned; waiters get the error.
 void Wholes::lose_gather(const Collective &work, const Status &status)
 {
     dispatch_.act([&](Core &, Commands &) STW_REQUIRES(runtime_lock) {

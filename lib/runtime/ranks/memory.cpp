@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory that collectives work on. Where the nearest tier is a device with streams and the
-// group's engine takes its memory, that is the device's arena: wholes are gathered in place there.
-// The engine's stream is ordered with consumers' and with copies as one more of theirs, and who
-// waits for a collective waits until it is over, so nobody is ordered behind it. The bucket that
-// small tensors share is the end of the arena, so all that the engine sees lies in there.
+// The memory that collectives work on. If the nearest tier is a device with streams and the
+// group's engine takes its memory, that is the device's arena: tensors are gathered in place
+// there. The engine's stream is ordered with consumers' streams and with copies like any other; a
+// collective is waited for until it has ended, so no stream is ordered after it. The bucket of
+// small tensors is the end of the arena, so all that the engine accesses lies in it.
 #include "lib/runtime/ranks/memory.h"
 
 #include "lib/runtime/group/state.h"
@@ -65,8 +65,8 @@ Status GroupMemory::open_group_memory()
     return register_group_memory((info.flags & STW_MEMORY_ONE_HANDLE) != 0);
 }
 
-// On all ranks or on none: an engine may leave it undefined what a collective does whose memory is
-// registered on some of them. So even a rank that was not asked to says so.
+// On all ranks or on none: a collective may be undefined for an engine if only some ranks have
+// registered its memory. So a rank that was not asked to register takes part as well.
 Status GroupMemory::register_group_memory(bool asked)
 {
     Ranks &ranks = *machine_.ranks;
@@ -92,10 +92,10 @@ Status GroupMemory::register_group_memory(bool asked)
     return {};
 }
 
-// Before the memory goes; nothing is in flight.
+// Before the memory is freed; nothing is in flight.
 void GroupMemory::leave_group_memory()
 {
-    // The groups destroy their streams, and the device goes on.
+    // The groups destroy their streams before the device closes.
     const collective::Group *groups[] = {&machine_.ranks->group, machine_.ranks->replicas};
     for (const collective::Group *group : groups)
         if (machine_.ranks->on_device && group) (void)streams_.forget_stream(group->stream());
@@ -112,8 +112,9 @@ bool GroupMemory::is_of_group(const void *memory) const
     return begin >= 0 && static_cast<uint64_t>(begin) < machine_.ranks->arena_bytes;
 }
 
-// What a copy of ours does there comes behind all that others have enqueued. It is over before
-// anybody else is told, so nobody comes behind it, and who else uses a block goes on in his order.
+// Orders a copy by the library after all work enqueued on the memory. The copy is waited for
+// before anything else uses the memory, so no stream is ordered after it, and the order of other
+// users of the block is unchanged.
 Status GroupMemory::order_copy(const void *memory, uint64_t bytes, bool writes, uint32_t copies)
 {
     if (!is_of_group(memory)) return {};
@@ -126,7 +127,7 @@ Status GroupMemory::order_copy(const void *memory, uint64_t bytes, bool writes, 
     });
 }
 
-// As memcpy, wherever each of the two lies.
+// Like memcpy, for any memory of the host or the device.
 Status GroupMemory::move_bytes(void *to, const void *from, uint64_t bytes)
 {
     if (bytes == 0) return {};
@@ -167,7 +168,7 @@ Status GroupMemory::zero_bytes(void *memory, uint64_t bytes)
                          bytes_text(bytes).c_str(), at.device);
 }
 
-// What the engines enqueue next comes behind what others do there.
+// Orders the engines' next work after other work on the memory.
 Status GroupMemory::order_group(const void *memory, uint64_t bytes, bool writes)
 {
     if (bytes == 0 || !is_of_group(memory)) return {};

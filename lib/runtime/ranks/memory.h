@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that collectives work on: the host's, or a device's whose engine the group has.
+// The memory that collectives work on: the host's, or that of a device which the engine accepts.
 #pragma once
 
 #include "lib/runtime/dispatch/waiter.h"
@@ -24,7 +24,7 @@ public:
     Status zero_bytes(void *memory, uint64_t bytes);
     Status order_group(const void *memory, uint64_t bytes, bool writes);
 
-    // move_bytes() as an argument.
+    // As a function object.
     std::function<Status(void *, const void *, uint64_t)> mover();
 
 private:

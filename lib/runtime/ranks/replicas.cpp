@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two groups of one runtime: that of the ranks which hold the shards between them, and that of the
-// ranks which hold the same shards in other such groups. Each agreement goes over the first and
-// then, with what came of it, over the second; so all ranks of all groups come to the same.
+// Two groups of one runtime: the ranks that hold the shards of a tensor between them, and the
+// ranks of other such groups that hold the same shard. Each agreement goes over the first group
+// and then, with its result, over the second; so all ranks of all groups agree.
 #include "lib/runtime/ranks/sums.h"
 
 #include "lib/runtime/addresses/addresses.h"
@@ -28,7 +28,7 @@ SumAgreed agreed_of(const std::vector<collective::Record> &ranks)
     agreed.count = UINT64_MAX;
     for (const collective::Record &rank : ranks) {
         agreed.count = std::min(agreed.count, rank.counts[0]);
-        // counts[2]: the ranks of another group were not alike.
+        // counts[2]: the ranks of another group differed.
         agreed.alike = agreed.alike && rank.counts[1] == ranks[0].counts[1] && rank.counts[2] == 0;
         agreed.given = agreed.given || rank.counts[3] != 0;
     }
@@ -44,8 +44,8 @@ collective::Group *replicas_of(const stw_runtime_options &options)
     return replicas->size() > 1 ? replicas : nullptr;
 }
 
-// `status`: what the ranks of the group have agreed on so far. Each of them has replicas of its
-// own, so what these say is told in the group once more.
+// `status` is the result of the group so far. Each of its ranks has its own replicas, so their
+// result is then agreed on in the group.
 Status Sums::agree_replicas(const stw_runtime_options &options, uint64_t blocks, Status status)
 {
     collective::Group &group = *options.group->body;
@@ -67,7 +67,7 @@ Status Sums::agree_replicas(const stw_runtime_options &options, uint64_t blocks,
     return status.ok() ? together : status;
 }
 
-// Before a sum. Replicas hear why the ranks of one group cannot.
+// Before a sum. If a group cannot take part, its replicas get the reason.
 Status Sums::agree_sum(collective::Record mine, SumAgreed *agreed)
 {
     std::vector<collective::Record> ranks;
@@ -83,7 +83,8 @@ Status Sums::agree_sum(collective::Record mine, SumAgreed *agreed)
     return status.ok() ? replicas : status;
 }
 
-// To `sums`, of which each rank has a part; in place where that is `source`, for each rank all.
+// Into `sums`, of which each rank has a part; in place, and complete on each rank, if that is
+// `source`.
 Status Sums::sum_over_ranks(residency::TensorId tensor, char *source, char *sums, uint64_t elements,
                             uint32_t dtype)
 {

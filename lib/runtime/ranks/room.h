@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ranks: what several ranks do together.
+// ranks: collectives and what they work on.
 #pragma once
 
 #include "lib/runtime/ranks/collectives.h"

@@ -10,8 +10,8 @@ namespace stepwell {
 
 using residency::PlaceId;
 
-// Blocks until the pieces are there or the deadline passes, at most as long as the group waits for
-// its ranks; with kFetchTry not at all.
+// Blocks until the pieces are granted or the deadline passes, at most for the group's timeout; not
+// at all with kFetchTry.
 Status Shards::take_pieces(Waiter &waiter, residency::FetchAsked &asked)
 {
     asked.flags |= residency::kFetchInternal | residency::kFetchWaitRoom;
@@ -38,7 +38,8 @@ void Shards::give_pieces(const Waiter &waiter, const residency::FetchAsked &aske
     });
 }
 
-// Bytes [begin, begin + bytes) of the shard, a block at a time, to or from memory of the group.
+// Copies bytes [begin, begin + bytes) of the shard, a block at a time, to or from memory of the
+// group.
 Status Shards::copy_shard(const stw_tensor &tensor, residency::ClaimId claim, uint64_t begin,
                           uint64_t bytes, char *memory, bool writes)
 {
@@ -73,8 +74,8 @@ Status Shards::copy_shard(const stw_tensor &tensor, residency::ClaimId claim, ui
     return {};
 }
 
-// Of all gathers that are queued the shards in their order, a few blocks ahead of their copy: disks
-// read on while bytes go between ranks.
+// Hints the shards of queued gathers in order, a few blocks ahead of their copies, so that disks
+// keep reading while bytes go between ranks.
 void Shards::hint_shards()
 {
     constexpr size_t kAhead = 8;
@@ -113,7 +114,8 @@ void Shards::hint_shards()
     });
 }
 
-// A shard that is on the device is read there; else where the CPU reaches it.
+// A shard whose home is the collectives' device is read there if that needs no waiting; else where
+// the CPU can access it.
 Status Shards::piece_of_shard(const stw_tensor &tensor, residency::FetchAsked asked, Waiter &waiter,
                               residency::FetchAsked *asked_out)
 {
@@ -133,7 +135,7 @@ Status Shards::piece_of_shard(const stw_tensor &tensor, residency::FetchAsked as
     return take_pieces(waiter, *asked_out);
 }
 
-// Bytes [begin, begin + count) of the shard, with zeros for its padding.
+// Reads bytes [begin, begin + count) of the shard, with zeros for its padding.
 Status Shards::read_shard(const stw_tensor &tensor, residency::ClaimId claim, uint64_t begin,
                           uint64_t count, char *memory)
 {

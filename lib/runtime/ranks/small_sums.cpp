@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small sums that go out together. Nothing waits for a bucket to fill: when a sum's turn comes the
-// ranks agree on how many of those that stand behind it in all their queues go with it.
+// Small sums that go out together. Nothing waits for a bucket to fill: when a sum is executed,
+// ranks agree on how many of the next ones in all their queues go with it.
 #include "lib/runtime/ranks/sums.h"
 
 #include "lib/runtime/addresses/addresses.h"
@@ -26,7 +26,8 @@ using residency::Access;
 namespace {
 
 constexpr uint64_t kHashFactor = 0x100000001b3ull;
-// What is not at hand by then goes later: there may be no room for it before the front is summed.
+// A source that is not available by then goes later: it may get room only after the first is
+// summed.
 constexpr uint64_t kAtHandNs = 10'000'000;
 
 uint64_t mixed(uint64_t hash, uint64_t value)
@@ -45,7 +46,7 @@ uint64_t element_bytes(const Collective &sum)
     return sum.tensors[0]->element_bits / 8;
 }
 
-// Of a buffer that every rank has, padding and all.
+// Of a buffer that every rank has, including padding.
 uint64_t source_bytes(const Collective &sum)
 {
     return sum.tensors[0]->sharding->padded_elements() * element_bytes(sum);
@@ -133,7 +134,7 @@ Status SmallSums::get(size_t member, const char *bucket, char *sums, const Move 
     return move(sums, from, tensors_[member].shard_bytes);
 }
 
-// By way of a buffer, as a slice may lie over where it goes.
+// Through a buffer, as a slice may overlap its destination.
 Status SmallSums::leave_first(char *bucket, const Move &move)
 {
     const collective::BucketTensor first = tensors_[0];
@@ -157,10 +158,10 @@ Status SmallSums::reduce(char *bucket, const Sum &sum) const
     return {};
 }
 
-// -------------------------------------------------------------------------------- their turn ----
+// --------------------------------------------------------------------------------- execution ----
 
-// Those that could go with the front of the queue, itself the first, where there is memory for
-// their bucket.
+// The sums that could go with `front`, which is the first of them, if there is memory for their
+// bucket.
 std::vector<Collective *> Sums::small_sums(Collective &front)
 {
     std::vector<Collective *> members{&front};
@@ -169,7 +170,8 @@ std::vector<Collective *> Sums::small_sums(Collective &front)
     {
         MutexLock lock(dispatch_.mutex());
         for (const std::unique_ptr<Collective> &next : machine_.ranks->queue.collectives) {
-            // What the pipeline still adds to may be behind the sum of the front, into its shard.
+            // One that the pipeline still adds to may depend on the sum of the front, into its
+            // shard.
             if (!SmallSums::is_small(*next)) break;
             if (dispatch_.core.claimed_by(next->source) != next->claim) break;
             bytes += SmallSums::bytes_of(*next);
@@ -184,7 +186,8 @@ std::vector<Collective *> Sums::small_sums(Collective &front)
     return members;
 }
 
-// The first is put already, and the others while they are at hand; how many that are now.
+// Puts further members into the bucket while they are available. Returns how many are in it, with
+// the first.
 uint64_t Sums::fill_sums(const SmallSums &sums)
 {
     for (size_t i = 1; i < sums.members().size(); ++i) {
@@ -204,7 +207,7 @@ uint64_t Sums::fill_sums(const SmallSums &sums)
     return sums.members().size();
 }
 
-// From the bucket to where the sum of a member goes.
+// From the bucket to the destination of a member's sum.
 Status Sums::take_sum(const SmallSums &sums, size_t i)
 {
     const Collective &member = *sums.members()[i];
@@ -223,8 +226,8 @@ Status Sums::take_sum(const SmallSums &sums, size_t i)
     return got;
 }
 
-// The ranks have agreed on the first alone, and that as many as `sums` has follow it on each. Those
-// that turn out to be others, or not to be at hand, stay in the queue.
+// So far ranks agree on the first sum, and that this many follow it on each. Those that differ, or
+// are not available, stay in the queue.
 void Sums::run_sums(SmallSums sums, const Status &put)
 {
     Collective &front = *sums.members()[0];

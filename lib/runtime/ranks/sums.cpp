@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is summed over ranks: gradients, which every rank adds to and each keeps its slice of, and
-// what the verdict of an optimizer step is made of.
+// Sums over ranks: gradients, to which every rank adds and of which each keeps its slice, and the
+// numbers that make the verdict of an optimizer step.
 #include "lib/runtime/ranks/sums.h"
 
 #include "lib/runtime/addresses/addresses.h"
@@ -29,9 +29,9 @@ using residency::TensorId;
 
 // --------------------------------------------------------------------------------- gradients ----
 
-// A buffer that a REDUCE added into. With MORE it stays with what this rank has of the sum;
-// without, that goes out to all ranks, in the order of releases. Of one with nothing in it only the
-// memory is wanted, where this rank has no sum yet.
+// The end of a buffer that a REDUCE added into. With MORE it is kept in this rank's part of the
+// sum; without, that goes out to all ranks, in the order of releases. An empty contribution lends
+// only its memory, if this rank has no part yet.
 Status Sums::end(const ViewSlot &view, bool, uint32_t flags)
 {
     stw_tensor *tensor = view.tensor;
@@ -82,9 +82,9 @@ Status Sums::end(const ViewSlot &view, bool, uint32_t flags)
     return status.ok() ? queued : status;
 }
 
-// The collective, and behind it the sum into the shard: both under claims taken here, so that what
-// is called later sees all of it. `gives`: not for the others' sake alone. `cause`: this rank
-// cannot take part, and the others hear why.
+// Queues the collective and, after it, the sum into the shard, both under claims taken here, so
+// that later calls see the result. `gives`: this rank contributes a gradient. `cause`: why this
+// rank cannot take part, for the others.
 Status Sums::queue_reduce(stw_tensor *tensor, TensorId source, bool gives, const Status &cause)
 {
     const bool sharded = tensor->sharding->is_sharded();
@@ -128,7 +128,7 @@ Status Sums::queue_reduce(stw_tensor *tensor, TensorId source, bool gives, const
     return status;
 }
 
-// One of its own, or the first of several that go together.
+// A single sum, or the first of several that go together.
 void Sums::run_reduce(Collective &work)
 {
     stw_tensor &tensor = *work.tensors[0];
@@ -171,7 +171,7 @@ void Sums::run_reduce(Collective &work)
                        machine_.ranks->group.size());
         const Status put =
             sums.put(0, source, machine_.ranks->bucket_data(), group_memory_.mover());
-        // The room is free for the others; that of its sum is taken again.
+        // Frees the source's room for the others. The room of the sum is taken again later.
         shards_.give_pieces(waiter, asked, sharded);
         return run_sums(std::move(sums), put);
     }
@@ -181,14 +181,14 @@ void Sums::run_reduce(Collective &work)
         const uint64_t elements = sharded ? partition.shard_elements : partition.elements;
         status = sum_over_ranks(tensor.id, source, sums, elements, tensor.dtype);
     }
-    // What the engine may still read or write is nobody's any more; its claims stay.
+    // The engine may still access the memory, so it is not used again; its claims stay.
     if (machine_.ranks->holds_memory()) return pieces_.fail(tensor.id, status);
-    // The sum of nothing is no contents, and adds nothing to the gradient.
+    // If no rank gave anything, the sum is dropped and the gradient unchanged.
     if (taken) shards_.give_pieces(waiter, asked, !status.ok() || nothing);
     end_reduce(work, status);
 }
 
-// Its place among the claims is free, and what it had goes.
+// Ends the claims and drops the buffers.
 void Sums::end_reduce(const Collective &work, const Status &status)
 {
     stw_tensor &tensor = *work.tensors[0];
@@ -200,7 +200,7 @@ void Sums::end_reduce(const Collective &work, const Status &status)
         if (sharded) core.unclaim_tensor(work.claim, work.sums, false, out);
         core.let_go(tensor.id);
     });
-    // What is summed into the shard goes with that sum.
+    // add_up() drops the buffer that it adds to the shard.
     if (sharded) buffers_.drop_scratch(work.source);
     if (sharded && !work.adds) buffers_.drop_scratch(work.sums);
     if (!sharded && !work.adds) buffers_.drop_scratch(work.source);
@@ -246,7 +246,7 @@ void Sums::run_verdict(Collective &work)
     std::vector<collective::Record> ranks;
     update::Verdict all;
     all.status = machine_.ranks->group.agree(record, ranks);
-    // In rank order, so the same bits on each.
+    // In rank order, so that all ranks get the same bits.
     for (const collective::Record &rank : ranks) {
         all.sum += rank.values[0];
         all.maximum = std::max(all.maximum, rank.values[1]);
@@ -256,7 +256,7 @@ void Sums::run_verdict(Collective &work)
     if (begun) work.optimizer->agreed(all);
 }
 
-// Replicas have the same sums, and so the same norm; that they decide alike does not rest on it.
+// Replicas have the same sums and norm, but the decision must not depend on it.
 void Sums::agree_verdict(collective::Record record, update::Verdict *all)
 {
     record.counts[0] = all->nonfinite;
@@ -269,8 +269,8 @@ void Sums::agree_verdict(collective::Record record, update::Verdict *all)
     if (all->status.ok()) all->status = std::move(status);
 }
 
-// Of the tensors that other ranks have a part of, and of the groups that such are in: what a rank
-// has for itself may be updated as it likes.
+// Only tensors partitioned over ranks, and their groups, must be updated alike; other tensors of a
+// rank need not be.
 StepSpec Sums::describe_step(const OptimizerBody &body, const std::vector<stw_tensor *> &parameters,
                              const update::StepOptions &step)
 {
@@ -313,8 +313,8 @@ StepSpec Sums::describe_step(const OptimizerBody &body, const std::vector<stw_te
     return spec;
 }
 
-// In the call, before the step: its verdict's place among the collectives. Wholes of what is
-// updated are old from here on.
+// Called before the step: queues its verdict among the collectives. Gathered copies of what is
+// updated are invalid from here on.
 std::shared_ptr<LocalVerdict> Sums::queue_verdict(OptimizerBody &body,
                                                   const std::vector<stw_tensor *> &parameters,
                                                   const update::StepOptions &step)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is summed over ranks: gradients, their norms, and whether all ranks can.
+// What is summed over ranks: gradients and norms, with the agreement before each.
 #pragma once
 
 #include "lib/runtime/ranks/collectives.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Wholes, as the program fetches and releases them: what the ledger decides in the call, and views.
+// Gathered tensors, as the program fetches and releases them: decisions of the ledger, and views.
 #include "lib/runtime/ranks/wholes.h"
 
 #include "lib/runtime/addresses/addresses.h"
@@ -48,9 +48,9 @@ std::vector<WholeId> wholes_of(const std::vector<Range> &ranges)
 
 }  // namespace
 
-// ---------------------------------------------------------------------------------- the call ----
+// ------------------------------------------------------------------------------------- fetch ----
 
-// Under the lock: all of them at once, in the room that wholes have.
+// All tensors of a call together, in the room for gathered tensors.
 Status Wholes::wholes_fit(std::vector<const stw_tensor *> &tensors) const
 {
     if (tensors.empty()) return {};
@@ -74,7 +74,7 @@ Status Wholes::wholes_fit(std::vector<const stw_tensor *> &tensors) const
     return status;
 }
 
-// Under the lock. Made with the first call that names it, which is the same on all ranks.
+// Made in the first call that names the tensor, which is the same on all ranks.
 Status Wholes::make_whole(stw_tensor &tensor)
 {
     Sharding &sharding = *tensor.sharding;
@@ -147,7 +147,7 @@ Status Wholes::check_gathered(const FetchPlan &plan) const
     return machine_.ranks->group.broken();
 }
 
-// One event, whose order among the calls is that of the collectives.
+// In one event, so that calls have the order of the collectives.
 Status Wholes::ask_wholes(Waiter &waiter)
 {
     STW_TRY(check_gathered(waiter.plan));
@@ -176,7 +176,7 @@ Status Wholes::ask_wholes(Waiter &waiter)
     return status;
 }
 
-// Under the lock, after a fetch: each new gather has its place in the queue.
+// After a fetch: gives each new gather its place in the queue.
 void Wholes::queue_gathers()
 {
     while (machine_.ranks->queue.gathers_queued <
@@ -192,7 +192,7 @@ void Wholes::queue_gathers()
     }
 }
 
-// Under the lock: what the decisions have come to since the last time.
+// Carries out the decisions made since the last time.
 void Wholes::pump_wholes(Commands &out)
 {
     gathering::WholeCommands commands = machine_.ranks->queue.gathers.pump();
@@ -261,7 +261,7 @@ void Wholes::refuse_call(gathering::WholeRefused refused, Commands &out)
     }
 }
 
-// Who waited does not any more: what comes is given back when it comes.
+// The waiter has stopped waiting: what is granted later is given back at once.
 void Wholes::give_up_wholes(Waiter &waiter)
 {
     if (waiter.whole.call == 0) return;
@@ -270,7 +270,7 @@ void Wholes::give_up_wholes(Waiter &waiter)
     waiter.whole.call = 0;
 }
 
-// Blocks. What was gathered is the waiter's.
+// Blocks. The waiter owns what was gathered.
 Status Wholes::fetch_wholes(Waiter &waiter)
 {
     STW_TRY(ask_wholes(waiter));
@@ -296,7 +296,7 @@ Status Wholes::fetch_wholes(Waiter &waiter)
                          tensor_text(waiter.plan.gathered[0].tensor->name).c_str());
 }
 
-// Views that are not opened after all. Under the lock.
+// For views that are not opened.
 void Wholes::release_wholes(Waiter &waiter, Commands &out)
 {
     for (size_t i = 0; i < waiter.whole.grants.size(); ++i) {
@@ -309,8 +309,8 @@ void Wholes::release_wholes(Waiter &waiter, Commands &out)
     waiter.whole.grants.clear();
 }
 
-// What was gathered in vain, where the program learns of it: pins end by the order of calls, which
-// is the same on all ranks, and not by when the failure came. Under the lock.
+// Unpins what a failed call had pinned, when the program gets the error: pins must end in the
+// order of calls, which is the same on all ranks, and not at the time of the failure.
 void Wholes::release_refused(Waiter &waiter, Commands &out)
 {
     if (!std::exchange(waiter.whole.refused, false)) return;
@@ -328,7 +328,7 @@ void Wholes::undo_wholes(Waiter &waiter)
                       STW_REQUIRES(runtime_lock) { release_wholes(waiter, out); });
 }
 
-// Under the lock, of an operation that is given up: true where it was at its wholes, and is over.
+// Ends an operation that is given up; true if it was waiting for gathered tensors.
 bool Wholes::end_wholes_early(Waiter &waiter, Commands &out)
 {
     if (!machine_.ranks) return false;
@@ -343,10 +343,9 @@ bool Wholes::end_wholes_early(Waiter &waiter, Commands &out)
     return true;
 }
 
-// -------------------------------------------------------------------------------- and its end ----
+// ------------------------------------------------------------------------------------ release ----
 
-// What was written of a whole is every rank's own to keep: its slice goes to its shard behind the
-// call.
+// Each rank keeps its own slice of what was written: it is copied to its shard after this call.
 Status Wholes::end(const ViewSlot &view, bool by_gate, uint32_t flags)
 {
     stw_tensor *tensor = view.tensor;
@@ -407,14 +406,14 @@ void Wholes::run_keep(Collective &work)
     });
 }
 
-// Under the lock: the shards are to be changed by something else than a view of the whole.
+// The shards are about to be changed, and not through a view of the gathered tensor.
 Status Wholes::write_shards(stw_tensor *tensor, Commands &out)
 {
     if (!tensor->sharding || tensor->sharding->whole == residency::kNone) return {};
     return machine_.ranks->queue.gathers.write(tensor->sharding->whole_id, out);
 }
 
-// A gather ahead of its fetch may have the tensors: the ranks have agreed on it, so it ends soon.
+// A gather ahead of its fetch may hold the tensors. Ranks have agreed on it, so it ends soon.
 Status Wholes::await_gathers(stw_tensor *const *tensors, uint32_t n)
 {
     if (!machine_.ranks) return {};
@@ -435,7 +434,7 @@ Status Wholes::await_gathers(stw_tensor *const *tensors, uint32_t n)
                          tensor_text((*std::find_if(tensors, tensors + n, gathers))->name).c_str());
 }
 
-// Before a tensor goes: is its whole in use, or a sum under way?
+// Before a tensor is destroyed: fails if its gathered tensor is in use or a sum is under way.
 Status Wholes::may_unshard(const stw_tensor &tensor, Commands &out)
 {
     if (!tensor.sharding) return {};
@@ -472,8 +471,8 @@ void Wholes::update_shards(const stw_tensor *tensor, Commands &out)
     machine_.ranks->queue.gathers.update(tensor->sharding->whole_id, out);
 }
 
-// Under the lock: what this rank has of a sum, with MORE to come, is void. Where the pipeline still
-// adds to it it goes with a later one.
+// Drops this rank's part of a sum that was to have MORE. If the pipeline still adds to it, a later
+// call destroys it.
 void Wholes::drop_partial(TensorId tensor, Commands &out)
 {
     const stw_tensor *handle = handles_.at(tensor);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every room above this one stands on. A base of its classes; their sources include
-// grounds.h, which has the definitions.
+// The base of the classes in all rooms above this one. Their sources include grounds.h for the
+// definitions.
 #pragma once
 
 namespace stepwell {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the runtime keeps of a phase. Under the runtime's lock.
+// The runtime's state of a phase. Under the runtime's lock.
 #pragma once
 
 #include "lib/runtime/planner/asking.h"
@@ -12,19 +12,19 @@ namespace stepwell {
 struct Phase {
     std::string name;
     stw_phase *handle = nullptr;  // null once destroyed
-    uint64_t step = 0;            // the open one, 0: none
+    uint64_t step = 0;            // the open step; 0: none
     uint32_t count = 0;
     uint64_t aborted = 0;
     bool planned = false;
-    uint64_t way = 0;            // of the open step, by the plan that drives it; 0: none does
-    schedule::PlannedTurn turn;  // what that says of it; where steps differ, nothing
+    uint64_t way = 0;            // the open step's access pattern in its plan; 0: no plan
+    schedule::PlannedTurn turn;  // the plan's part for it; empty if steps differ
     residency::Instant begin_ns = 0;
     observe::StepAccount account;
     observe::PhaseAccount totals;
     std::vector<residency::TensorId> reduced;  // gradients summed into by the open step
-    uint64_t evictions = 0;                    // of all places, when a plan was thought of last
+    uint64_t evictions = 0;                    // of all places, when a plan was last considered
     PlanAsking plans;
-    std::unique_ptr<schedule::Lookahead> lookahead;  // null until it has something to go by
+    std::unique_ptr<schedule::Lookahead> lookahead;  // null until there is a forecast
 };
 
 }  // namespace stepwell

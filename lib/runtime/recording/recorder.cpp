@@ -40,7 +40,7 @@ void AccessRecorder::drain_hits()
     });
 }
 
-// Under the lock. The first use of what was moved, for the timeline: between `begin` and now.
+// Records the first use of moved bytes on the timeline, from `begin` to now.
 void AccessRecorder::note_use(stw_tensor &tensor, residency::Instant begin, uint32_t thread)
 {
     tensor.notes.moved = false;
@@ -59,14 +59,14 @@ void AccessRecorder::note_access(residency::TensorId tensor)
     if (stw_tensor *handle = handles_.at(tensor)) handle->notes.last_use = accesses;
 }
 
-// Where shards of wholes are brought ahead: a tier farther than the wholes', if there is one.
+// The place to which shards of gathered tensors are prefetched: the host, if there is one.
 PlaceId AccessRecorder::shard_place() const
 {
     return machine_.tiers[machine_.tiers.host()].memory ? machine_.tiers.host()
                                                         : machine_.tiers.nearest();
 }
 
-// Of a step that is still open.
+// kNoPhase if the step has ended.
 uint32_t AccessRecorder::phase_of(uint64_t step) const
 {
     if (step == 0) return schedule::kNoPhase;
@@ -74,7 +74,7 @@ uint32_t AccessRecorder::phase_of(uint64_t step) const
     return phases[index]->step == step ? index : schedule::kNoPhase;
 }
 
-// What is converted was noted with the copies, see note_copies().
+// Conversions are recorded by note_copies().
 void AccessRecorder::note_fetch(const FetchPlan &plan)
 {
     std::vector<residency::Request> requests;
@@ -88,7 +88,7 @@ void AccessRecorder::note_fetch(const FetchPlan &plan)
     note_fetched(phase_of(plan.step), schedule::Lane::kProgram, requests);
 }
 
-// They bring their own hints, piece by piece: there is no place that a plan would bring them to.
+// Copies hint their own pieces: there is no place to which a plan could prefetch them.
 void AccessRecorder::note_copies(const FetchPlan &plan)
 {
     std::vector<residency::Request> requests;
@@ -105,8 +105,8 @@ void AccessRecorder::note_copies(const FetchPlan &plan)
     note_fetched(phase_of(plan.step), schedule::Lane::kProgram, requests);
 }
 
-// Of the whole the shard is what can be brought ahead, to where its copy will find it. Nothing for
-// what is written or summed: that has a buffer of its own.
+// Of a gathered tensor only the shard can be prefetched, to where its copy is read. None for what
+// is written or summed, which has a buffer of its own.
 std::optional<residency::Request> AccessRecorder::shard_request(const Range &range) const
 {
     const bool reads = range.access == STW_READ || range.access == STW_READ_WRITE;
@@ -135,7 +135,7 @@ void AccessRecorder::note_update(const residency::FetchAsked &asked)
     note_fetched(phase_of(current_step()), schedule::Lane::kUpdate, asked.requests);
 }
 
-// One call. The plan hears of it before the core does, which asks it what is worth what then.
+// For one call. The plan records it before the core, which asks the plan for the value of blocks.
 void AccessRecorder::note_fetched(uint32_t phase, schedule::Lane lane,
                                   const std::vector<residency::Request> &requests)
 {
@@ -143,7 +143,7 @@ void AccessRecorder::note_fetched(uint32_t phase, schedule::Lane lane,
     if (!enabled || phase == schedule::kNoPhase) return;
     trace.fetched(phase, lane, requests.data(), requests.size(), dispatch_.now());
     for (const residency::Request &request : requests) {
-        // Blocks behind it would be planned for another tensor, or for none.
+        // Blocks after the tensor's end would be planned for another tensor.
         STW_ASSERT(request.byte_begin + request.byte_count <=
                    dispatch_.core.spec(request.tensor).bytes);
         planned.access(lane, request.tensor);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the program and updates do with tensors, as it happens: the access pattern of each phase,
-// stalls and counters. Hits, which take no lock, are heard of in batches.
+// Records what the program and updates do with tensors: the access pattern of each phase, stalls
+// and counters. Hits, which take no lock, arrive in batches.
 #pragma once
 
 #include "lib/observe/step_history.h"
@@ -15,7 +15,7 @@ struct Machine;
 class HandleTable;
 class ViewTable;
 
-// Of STW_RELEASE_*.
+// From STW_RELEASE_* flags.
 schedule::Hint hint_of(uint32_t flags);
 
 class AccessRecorder final {
@@ -47,10 +47,10 @@ public:
     void note_reduced(stw_tensor *gradient, uint64_t step) STW_REQUIRES(runtime_lock);
     uint32_t owner_number();
 
-    bool enabled = true;  // as opened
+    bool enabled = true;  // constant after open
     schedule::Trace trace STW_GUARDED_BY(runtime_lock);
     schedule::Planned planned STW_GUARDED_BY(runtime_lock){trace};
-    bool plan_due STW_GUARDED_BY(runtime_lock) = false;  // something changed that a plan goes by
+    bool plan_due STW_GUARDED_BY(runtime_lock) = false;  // a plan's input has changed
     uint64_t accesses STW_GUARDED_BY(runtime_lock) = 0;  // of tensors, since open
     std::vector<std::unique_ptr<Phase>> phases STW_GUARDED_BY(runtime_lock);
     observe::StallLedger stalls STW_GUARDED_BY(runtime_lock);
@@ -68,8 +68,7 @@ private:
     HandleTable &handles_;
     Machine &machine_;
     ViewTable &views_;
-    residency::Instant drained_ns_ STW_GUARDED_BY(runtime_lock) =
-        0;  // when the core heard of hits last
+    residency::Instant drained_ns_ STW_GUARDED_BY(runtime_lock) = 0;  // when hits were last drained
 };
 
 }  // namespace stepwell

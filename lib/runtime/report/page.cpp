@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The statistics page of a runtime: filled once a second by the thread of the timer, from totals
-// that are kept anyway. Hits cost nothing for it.
+// Publishes the statistics page once a second, on the timer's thread, from totals that are kept
+// anyway: hits do nothing for it.
 #include "lib/runtime/report/page.h"
 
 #include "lib/report/live.h"
@@ -19,7 +19,7 @@ using residency::PlaceId;
 
 constexpr residency::Instant kPublishNs = 1'000'000'000;
 
-// What was published last, for the rates of the next one.
+// The values published last, for the rates of the next ones.
 struct Stats {
     std::unique_ptr<StatsPage> page;
     report::LiveData last;
@@ -34,7 +34,7 @@ StatsPublisher::StatsPublisher(const Ground &ground, OptimizerTable &optimizers,
 
 StatsPublisher::~StatsPublisher() = default;
 
-// By the opening thread, then by the timer's alone.
+// On the opening thread once, then on the timer's.
 void StatsPublisher::publish_stats()
 {
     Stats &stats = *stats_;
@@ -81,7 +81,7 @@ void StatsPublisher::publish_stats()
     stats_due_ns_ = time + kPublishNs;
 }
 
-// A page that cannot be had is no reason not to train.
+// Without the page the runtime works all the same.
 void StatsPublisher::open()
 {
     Result<std::unique_ptr<StatsPage>> page = StatsPage::create();

@@ -20,7 +20,7 @@ public:
     StatsPublisher(const StatsPublisher &) = delete;
     StatsPublisher &operator=(const StatsPublisher &) = delete;
 
-    // Without the page where the system has none to give.
+    // If the system refuses the page, there is none.
     void open();
     ~StatsPublisher() override;
     [[nodiscard]] residency::Instant due() const override STW_REQUIRES(runtime_lock)
@@ -35,7 +35,7 @@ private:
     OptimizerTable &optimizers_;
     Reporter &reporter_;
     Meters &meters_;
-    // Used by the timer's thread alone once it is open.
+    // After open() used by the timer's thread only.
     std::unique_ptr<Stats> stats_;  // null: there is no page
     residency::Instant stats_due_ns_ = residency::kNever;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the runtime tells about itself: totals per tier and link, the report, the timeline.
+// The runtime's reports: totals per tier and link, the report, the timeline.
 #include "lib/runtime/report/reporter.h"
 
 #include "lib/runtime/addresses/metadata.h"
@@ -137,8 +137,8 @@ Status Reporter::device_info(uint32_t device, stw_device_info *info_out)
     return {};
 }
 
-// A module that is refused is refused as every kind; of one that lacks some kinds the reason of
-// another is the better one.
+// A module that cannot be loaded gives the same reason for every kind; if it only lacks some
+// kinds, the reason of another kind is the better one.
 Status Reporter::driver_info(const char *driver, stw_driver_info *info_out)
 {
     const stw_memory_ops *memory = nullptr;
@@ -212,7 +212,7 @@ void Reporter::report_drivers(report::ReportData &data)
     }
 }
 
-// What is said of single tensors: sums in half precision, accesses without a view.
+// Remarks on single tensors: sums in half precision, accesses without a view.
 void Reporter::report_tensors(report::ReportData &data) const
 {
     for (const stw_tensor *tensor = handles_.first(); tensor; tensor = tensor->notes.next) {
@@ -294,7 +294,6 @@ void Reporter::fill_report(report::ReportData &data)
     report_history(data.history);
 }
 
-// Under the lock.
 void Reporter::report_history(report::HistoryData &data) const
 {
     data.origin_ns = machine_.opened_ns;
@@ -304,7 +303,6 @@ void Reporter::report_history(report::HistoryData &data) const
     data.tensors = tensor_names();
 }
 
-// Under the lock.
 std::vector<report::TensorName> Reporter::tensor_names() const
 {
     std::vector<report::TensorName> names(handles_.ids());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// report: what a runtime says of itself.
+// report: statistics, the report and the timeline.
 #pragma once
 
 #include "lib/runtime/report/page.h"

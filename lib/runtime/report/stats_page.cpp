@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The statistics page as a file in memory without a name. Its room is taken when it is made: a
-// write to it later cannot fail.
+// The statistics page in an unlinked memory file. Its memory is allocated when it is made, so that
+// later writes cannot fail.
 #include "lib/runtime/report/stats_page.h"
 
 #include "lib/runtime/recording/grounds.h"
@@ -41,12 +41,12 @@ Result<std::unique_ptr<StatsPage>> StatsPage::create()
 StatsPage::~StatsPage()
 {
     if (file_ >= 0) close(file_);
-    // A child of fork does not have the mapping.
+    // A fork's child does not have the mapping.
     if (layout_ && process_ == getpid()) munmap(layout_, kStatsPageBytes);
 }
 
-// As in the timeline: release and acquire on every word, so that whoever sees one word of a later
-// text also sees the sequence by which it announced itself.
+// As in the timeline: release and acquire on every word, so that a reader that sees a word of a
+// later text also sees the sequence number written before it.
 bool StatsPage::publish(std::string_view text)
 {
     if (text.size() > sizeof layout_->words) return false;
@@ -72,7 +72,7 @@ uint64_t process_start_ticks()
     close(file);
     if (n <= 0) return 0;
     text[n] = '\0';
-    // The program's name may hold anything; the last parenthesis ends it. Field 3 follows.
+    // The program's name may contain anything; the last parenthesis ends it. Field 3 follows.
     const char *at = std::strrchr(text, ')');
     for (uint32_t field = 2; at && field < 22; ++field) at = std::strchr(at + 1, ' ');
     return at ? std::strtoull(at, nullptr, 10) : 0;

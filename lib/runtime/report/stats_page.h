@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A page of memory that other processes of the user can read while this one runs: a file without a
-// name (memfd), which they find in /proc/PID/fd, with a text under a sequence lock. One writer,
-// which never waits for a reader. Nothing is left of it when the process ends, however it does.
-// docs/command.md has the layout.
+// A page of memory that other processes of the user can read while this one runs: an unlinked file
+// (memfd), which they find in /proc/PID/fd, with a text under a sequence lock. One writer, which
+// never waits for readers. Disappears with the process. docs/command.md has the layout.
 #pragma once
 
 #include "lib/support/status.h"
@@ -27,7 +26,7 @@ public:
     StatsPage(const StatsPage &) = delete;
     StatsPage &operator=(const StatsPage &) = delete;
 
-    // One thread at a time. What is longer than the page is left out, and false.
+    // One thread at a time. False, and nothing is published, if the text is longer than the page.
     bool publish(std::string_view text);
     [[nodiscard]] int file() const { return file_; }
 
@@ -46,7 +45,7 @@ private:
 
     int file_ = -1;
     Layout *layout_ = nullptr;
-    int process_ = 0;  // that made it
+    int process_ = 0;  // the process that made it
 };
 
 // Field 22 of /proc/PID/stat; 0 where it cannot be read.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a runtime whose store stays has beyond one with scratch alone: the generations, and what the
-// resumed one says of tensors that the program has not made yet.
+// The state of a runtime with a durable store: its generations, and those tensors of the resumed
+// one that the program has not created yet.
 #pragma once
 
 #include "lib/runtime/handles/handles.h"
@@ -16,14 +16,14 @@
 namespace stepwell {
 
 struct DurableTensors {
-    std::vector<store::GenerationInfo> infos;  // of the generations that are kept, the newest first
-    bool commits = false;                      // somebody is in a commit
+    std::vector<store::GenerationInfo> infos;  // kept generations, the newest first
+    bool commits = false;                      // a commit is under way
 
-    // Of the generation that was resumed, until the next one is committed.
+    // From the resumed generation, until the next commit.
     struct Entry {
         store::StoredTensor tensor;
         bool taken = false;
-        bool told = false;  // that it is left out
+        bool told = false;  // the warning that it is left out was logged
     };
     struct Count {
         uint64_t count = 0;
@@ -33,31 +33,31 @@ struct DurableTensors {
     std::map<std::string, Entry, std::less<>> tensors;
     std::map<std::string, Count, std::less<>> counts;
     std::vector<store::Placement> blocks;
-    std::vector<residency::PackId> packs;  // by block, of those that tensors share; kNone: none yet
+    std::vector<residency::PackId> packs;  // of shared blocks, by block; kNone: none yet
     std::unordered_map<residency::PackId, uint32_t> blocks_of_packs;  // the reverse
 
-    // Slots that generations keep of tensors that are not there, which no promise covers: of those
-    // in the resumed generation until they are made, and of those that went until the generations
-    // that have them are dropped.
+    // Slots that generations keep of tensors that do not exist, for which no room is reserved: of
+    // those in the resumed generation until they are created, and of destroyed ones until the
+    // generations that contain them are dropped.
     struct Gone {
         uint64_t blocks = 0;
-        uint64_t until = 0;                         // a generation of that number is committed
-        residency::PackId pack = residency::kNone;  // what is frozen since; kNone: nothing is left
+        uint64_t until = 0;                         // until this generation is committed
+        residency::PackId pack = residency::kNone;  // a pack frozen since; kNone: it does not exist
     };
     std::map<std::string, uint64_t, std::less<>> not_made;
     std::vector<Gone> gone;
-    std::unordered_map<residency::PackId, uint64_t> packs_kept;  // and how many slots at most
+    std::unordered_map<residency::PackId, uint64_t> packs_kept;  // slots kept, at most
 };
 
 struct Durable {
     std::string name;                                 // as the program gave it
     std::unique_ptr<store::Generations> generations;  // used by commits, one at a time
-    uint32_t ranks = 1;                               // that have a part
-    bool unused = false;                              // nothing was ever committed to what is there
+    uint32_t ranks = 1;                               // of all groups
+    bool unused = false;                              // the store has no commits
     DurableTensors tensors STW_GUARDED_BY(runtime_lock);
 };
 
-// One commit on its way.
+// A commit under way.
 struct CommitWork {
     std::vector<stw_tensor *> tensors;  // durable; under the claim, so they live
     residency::ClaimId claim = 0;
@@ -65,10 +65,10 @@ struct CommitWork {
     std::string metadata;
     std::unordered_set<residency::TensorId> stale;  // masters older than their parameters
     Status cause;                                   // why this rank cannot take part
-    bool complete = false;                          // nothing that was resumed may be left out
+    bool complete = false;                          // fails if a resumed tensor is left out
     uint32_t left_out = 0;
     residency::Instant deadline = residency::kNever;
-    bool done STW_GUARDED_BY(runtime_lock) = false;  // after it the rest is the caller's
+    bool done STW_GUARDED_BY(runtime_lock) = false;  // after that the rest belongs to the caller
     Status status;
     uint64_t generation = 0;
 };

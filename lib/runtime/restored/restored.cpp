@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Durable tensors of a runtime: what the resumed generation has of one that is made, and what room
-// generations take of those that are not there.
+// Durable tensors: what the resumed generation has of a tensor that is created, and the room that
+// generations need for tensors that do not exist.
 #include "lib/runtime/restored/restored.h"
 
 #include "lib/runtime/addresses/sink.h"
@@ -40,12 +40,12 @@ Status RestoredTensors::check_durable(const stw_tensor_spec &spec,
                          tensor_text(name).c_str());
 }
 
-// Under the lock: a new one, or one that the resumed generation has. What generations keep of it is
-// in its promise from here on.
+// Creates a tensor, or restores it from the resumed generation; its reserved room then covers what
+// generations keep of it.
 Result<TensorId> RestoredTensors::make_tensor(const residency::TensorSpec &wanted,
                                               const std::string &words, stw_tensor *tensor)
 {
-    tensor->notes = {};  // the handle may have been another tensor's
+    tensor->notes = {};  // the handle is reused
     if (!wanted.durable) return dispatch_.core.create(wanted);
     const auto waits = durable->tensors.not_made.find(wanted.name);
     const bool waited = waits != durable->tensors.not_made.end();
@@ -58,7 +58,7 @@ Result<TensorId> RestoredTensors::make_tensor(const residency::TensorSpec &wante
         withhold_kept();
         return made;
     }
-    // The promise of what is frozen covers one copy, and it was not always that.
+    // A frozen tensor has room for one copy reserved; generations may keep more from before.
     const uint64_t covered = dispatch_.core.pack_blocks(made.value());
     if (dispatch_.core.is_frozen(made.value()) && slots > covered) {
         note_gone(slots - covered, dispatch_.core.pack_of(made.value()));
@@ -100,8 +100,8 @@ void RestoredTensors::expect_tensors(store::Manifest manifest)
     withhold_kept();
 }
 
-// Under the lock, or before anybody else has the runtime: the promises of tensors cover what is
-// kept of them, and the rest may be promised to nobody.
+// Withholds from reservations the slots that generations keep outside of the room reserved for
+// existing tensors.
 void RestoredTensors::withhold_kept()
 {
     const uint64_t newest =
@@ -114,8 +114,8 @@ void RestoredTensors::withhold_kept()
     dispatch_.core.withhold(static_cast<uint32_t>(std::min<uint64_t>(blocks, UINT32_MAX)));
 }
 
-// Under the lock: what is kept of something that goes now, or that no promise covers from now on,
-// is kept until so many more are committed. One that is on its way has it, too.
+// What generations keep of a destroyed tensor, or beyond the reserved room of another, is kept
+// until that many more commits were made. A commit under way may contain it as well.
 void RestoredTensors::note_gone(uint64_t blocks, residency::PackId pack)
 {
     if (blocks == 0 || (durable->tensors.infos.empty() && !durable->tensors.commits)) return;
@@ -124,15 +124,15 @@ void RestoredTensors::note_gone(uint64_t blocks, residency::PackId pack)
     durable->tensors.gone.push_back({blocks, newest + durable->generations->kept_max(), pack});
 }
 
-// Under the lock: slots that generations keep of its blocks at most.
+// The most slots that generations keep of the tensor's blocks.
 uint64_t RestoredTensors::kept_slots(TensorId tensor) const
 {
     const uint64_t blocks = dispatch_.core.pack_blocks(tensor);
     return dispatch_.core.is_frozen(tensor) ? blocks : blocks * durable->generations->kept_max();
 }
 
-// Under the lock. What was committed while it could be written is there in as many copies as before
-// until the generations that have it are dropped; when it is written again its promise covers them.
+// Generations keep copies from before the freeze until they are dropped; after a thaw the tensor's
+// reserved room covers them.
 Status RestoredTensors::freeze_durable(TensorId tensor, bool frozen)
 {
     const residency::PackId pack = dispatch_.core.pack_of(tensor);
@@ -164,7 +164,7 @@ Status RestoredTensors::freeze_durable(TensorId tensor, bool frozen)
     return {};
 }
 
-// Under the lock: what is frozen has one copy, which a generation may have.
+// A frozen tensor has one copy, which a generation may contain.
 Status RestoredTensors::check_thawed(const stw_tensor &tensor) const
 {
     constexpr uint32_t kBoth = STW_TENSOR_READ_ONLY | STW_TENSOR_DURABLE;
@@ -183,12 +183,12 @@ Status RestoredTensors::check_thawed(const stw_tensor &tensor) const
                          tensor_text(tensor.name).c_str());
 }
 
-// Under the lock, of a commit that was one.
+// After a successful commit.
 void RestoredTensors::note_kept(const CommitWork &work)
 {
     uint64_t not_made = 0;
     for (const auto &[name, slots] : durable->tensors.not_made) not_made += slots;
-    // These are in the generations up to the one before.
+    // These are in generations up to the previous one.
     if (not_made > 0) {
         durable->tensors.gone.push_back(
             {not_made, work.generation - 1 + durable->generations->kept_max()});
@@ -205,8 +205,9 @@ void RestoredTensors::note_kept(const CommitWork &work)
     withhold_kept();
 }
 
-// Under the lock, before a commit: what the resumed generation has and the next one will not, as
-// the program has not made it again. What it made and destroyed is left out as it wanted.
+// Before a commit: counts and logs tensors of the resumed generation that the next one will not
+// contain because the program did not create them. Those it created and destroyed are left out
+// intentionally.
 void RestoredTensors::note_left_out(CommitWork *work)
 {
     std::set<std::string_view> made;
@@ -247,7 +248,7 @@ void RestoredTensors::note_left_out(CommitWork *work)
     work->cause.mutable_detail().tensor = *first;
 }
 
-// Under the lock. Null: nothing of it is to be found.
+// Null: there are no contents to restore.
 const store::StoredTensor *RestoredTensors::find_restored(const std::string &name) const
 {
     if (!durable) return nullptr;
@@ -257,7 +258,7 @@ const store::StoredTensor *RestoredTensors::find_restored(const std::string &nam
     return there ? &found->second.tensor : nullptr;
 }
 
-// Under the lock: whether it is to be found no more, as it was.
+// Sets whether the tensor was restored.
 void RestoredTensors::take_restored(const std::string &name, bool taken)
 {
     if (!durable) return;
@@ -274,7 +275,7 @@ Status RestoredTensors::check_restored(const store::StoredTensor &there, const s
                          tensor_text(there.name).c_str(), words.c_str(), there.words.c_str());
 }
 
-// Under the lock: the core's tensor, over the blocks that it had.
+// Creates the core's tensor over the blocks that it had.
 Result<TensorId> RestoredTensors::restore_tensor(const residency::TensorSpec &wanted,
                                                  const store::StoredTensor &there)
 {
@@ -335,7 +336,7 @@ Result<TensorId> RestoredTensors::restore_tensor(const residency::TensorSpec &wa
     return made;
 }
 
-// Under the lock. Its number may be another's next.
+// The pack's number may be reused.
 void RestoredTensors::pack_freed(residency::PackId pack)
 {
     if (!durable) return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors of the generation that was resumed, until the program makes them, and the slots that
-// generations keep.
+// Tensors of the resumed generation until the program creates them, and the slots that generations
+// keep.
 #pragma once
 
 #include "lib/runtime/addresses/sink.h"
@@ -27,7 +27,7 @@ public:
         STW_REQUIRES(runtime_lock);
     Status check_durable(const stw_tensor_spec &spec, const residency::Policy &policy) const;
 
-    std::unique_ptr<Durable> durable;  // null: scratch alone
+    std::unique_ptr<Durable> durable;  // null: only scratch data
 
 private:
     [[nodiscard]] const store::StoredTensor *find_restored(const std::string &name) const

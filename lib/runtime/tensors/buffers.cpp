@@ -13,7 +13,7 @@ namespace stepwell {
 using residency::PlaceId;
 using residency::TensorId;
 
-// Under the lock. A buffer of the library's own, for what is summed into a tensor or converted.
+// A tensor of the library's own, for a sum or a conversion.
 Result<TensorId> PrivateBuffers::make_buffer(const stw_tensor &tensor, uint64_t bytes)
 {
     residency::TensorSpec spec;
@@ -34,7 +34,6 @@ Result<TensorId> PrivateBuffers::make_buffer(const stw_tensor &tensor, uint64_t 
     return status;
 }
 
-// Under the lock.
 Status PrivateBuffers::make_scratch(Range &range)
 {
     Result<residency::TensorId> made = make_buffer(*range.tensor, sum_bytes(range));
@@ -58,7 +57,7 @@ void PrivateBuffers::drop_scratches(FetchPlan &plan)
     }
 }
 
-// A private buffer of a reduce joins its gradient behind the call, then goes.
+// Adds the private buffer of a REDUCE to its gradient after the call, and drops it.
 Status PrivateBuffers::accumulate(const ViewSlot &slot, residency::TensorId sum,
                                   uint64_t sum_elements)
 {
@@ -72,7 +71,7 @@ Status PrivateBuffers::accumulate(const ViewSlot &slot, residency::TensorId sum,
     return status;
 }
 
-// sum[range] += scratch, which goes then; where there is an error, it does not.
+// sum[range] += scratch, which is then dropped; on an error it is not.
 Status PrivateBuffers::add_up(const stw_tensor &gradient, residency::TensorId scratch,
                               uint32_t scratch_dtype, residency::TensorId sum,
                               collective::Range range, uint64_t sum_elements)

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Buffers of the library behind views that sum or convert: made, summed into their gradient,
-// destroyed.
+// Private buffers of views that sum or convert: created, added to their gradient, destroyed.
 #pragma once
 
 #include "lib/runtime/dispatch/waiter.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where tensors live: what preset and role say, and what a program's policy says instead, in places
-// of the core.
+// Where tensors rest: the defaults of preset and role, overridden by the program's policy, as
+// places of the core.
 #include "lib/runtime/tensors/placement.h"
 
 #include "lib/report/report.h"
@@ -70,7 +70,7 @@ Status Placement::to_policy(const stw_policy *from, uint32_t role,
     return {};
 }
 
-// Half of the room that the CPU works in: the rest stays for what the program holds.
+// Half of the room in which the CPU works; the rest is left for the program.
 uint64_t Placement::update_window() const
 {
     uint64_t room = dispatch_.core.budget_blocks(machine_.tiers.host());
@@ -78,7 +78,7 @@ uint64_t Placement::update_window() const
     return std::max<uint64_t>(room / 2, 4) * machine_.block_bytes;
 }
 
-// A tensor is fetched only where its policy lets it be, and in parts only where they can be seen.
+// A tensor is fetched only where its policy allows, and in parts only where parts have an address.
 Status Placement::check_places(const FetchPlan &plan) const
 {
     MutexLock lock(dispatch_.mutex());
@@ -107,7 +107,7 @@ Status Placement::check_places(const FetchPlan &plan) const
     return {};
 }
 
-// As for the host, half of it.
+// Half of each device, as for the host.
 std::vector<update::WindowOptions> Placement::device_windows() const
 {
     std::vector<update::WindowOptions> windows;
@@ -119,7 +119,7 @@ std::vector<update::WindowOptions> Placement::device_windows() const
     return windows;
 }
 
-// What an update on a device keeps busy there: parameters, gradients, and states at home on one.
+// Counts what an update on a device needs there: parameters, gradients, and states at home on one.
 void Placement::count_trained(const residency::TensorSpec &wanted, stw_tensor *tensor)
 {
     const PlaceId home = wanted.policy.home;
@@ -129,7 +129,7 @@ void Placement::count_trained(const residency::TensorSpec &wanted, stw_tensor *t
     if (trained) trained_bytes += wanted.bytes;
 }
 
-// Updates, sums and copies are refused before they begin, not half way.
+// Refuses updates, sums and copies before they begin.
 Status Placement::check_cpu_room() const
 {
     MutexLock lock(dispatch_.mutex());
@@ -139,7 +139,7 @@ Status Placement::check_cpu_room() const
         if (dispatch_.core.budget_blocks(place) > 0) return {};
         had_room = true;
     }
-    if (!had_room) return {};  // told by the fetch itself
+    if (!had_room) return {};  // reported by the fetch itself
     return Status::error(STW_ERROR_BUDGET,
                          "no tier that the CPU works in has a budget now; raise one with "
                          "stw_tier_set_budget");
@@ -151,7 +151,7 @@ Status Placement::fits(const std::vector<Range> &ranges) const
     std::vector<residency::Request> buffers;
     requests.reserve(ranges.size());
     for (const Range &range : ranges) {
-        if (range.into) continue;  // passes through, block by block
+        if (range.into) continue;  // copied block by block
         const residency::Access access = access_of(range.access);
         const bool sums = range.access == STW_REDUCE && range.tensor->sharding;
         if (range.dtype != 0 || sums) {

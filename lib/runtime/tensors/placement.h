@@ -30,10 +30,10 @@ public:
 
     const uint32_t preset;
     uint64_t trained_bytes STW_GUARDED_BY(runtime_lock) = 0;  // see count_trained()
-    // By place, of devices with streams: the budget, or what it changes to if that is less.
+    // By place, for devices with streams: the budget, or the smaller one that it is changing to.
     std::vector<uint64_t> update_blocks STW_GUARDED_BY(runtime_lock);
 
-    // Of ranges at places of this process; those with memory of the caller's pass through.
+    // For ranges at places of this process; copies to the caller's memory pass through.
     [[nodiscard]] Status fits(const std::vector<Range> &ranges) const STW_EXCLUDES(runtime_lock);
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors as the program has them: handles, names, shapes, addresses for life.
+// Tensors of the program: handles, names, shapes, fixed addresses.
 #include "lib/runtime/tensors/registry.h"
 
 #include "lib/report/report.h"
@@ -25,7 +25,7 @@ using residency::TensorId;
 
 namespace {
 
-// The same on all ranks, whatever their standard library: FNV-1a.
+// FNV-1a, since ranks with different standard libraries must agree.
 uint64_t hash_of(const std::string &text)
 {
     uint64_t hash = 0xcbf29ce484222325;
@@ -33,8 +33,8 @@ uint64_t hash_of(const std::string &text)
     return hash;
 }
 
-// What a tensor is, in words that are the same on all ranks and in the next process. `kind`: how it
-// lies over ranks.
+// Describes a tensor in words that are equal on all ranks and in later processes. `kind`: its
+// partition.
 std::string spec_words(uint32_t dtype, uint32_t dimensions, const uint64_t *shape, const char *kind,
                        uint64_t multiple)
 {
@@ -55,7 +55,7 @@ Status wrong_name(const char *name, const char *why)
     return status;
 }
 
-// Elements and bytes of a shape, every product checked.
+// Elements and bytes of a shape, with overflow checks.
 Status measure(const stw_tensor_spec &spec, uint64_t *elements_out, uint64_t *bytes_out)
 {
     const uint32_t bits = stw_dtype_bits(spec.dtype);
@@ -91,7 +91,7 @@ Status measure(const stw_tensor_spec &spec, uint64_t *elements_out, uint64_t *by
 
 }  // namespace
 
-// One that asks for an address gets it at each device, or is refused.
+// A fixed address must be possible at every device.
 Status TensorRegistry::check_fixed_address(const stw_tensor_spec &spec,
                                            const Sharding *sharding) const
 {
@@ -130,7 +130,7 @@ Status TensorRegistry::check_fixed_address(const stw_tensor_spec &spec,
                          tensor_text(name).c_str());
 }
 
-// How it lies over the ranks; null where it is this process's own.
+// Partitions the tensor over ranks; null if it belongs to this process alone.
 Status TensorRegistry::shard_one(const stw_tensor_spec &spec, uint64_t elements,
                                  std::unique_ptr<Sharding> *sharding_out) const
 {
@@ -179,7 +179,7 @@ std::string TensorRegistry::words_of(const stw_tensor &tensor) const
 
 namespace {
 
-// Before another thread can find it.
+// Before other threads can find the handle.
 void fill_handle(const stw_tensor_spec &spec, uint64_t elements, uint64_t bytes,
                  std::unique_ptr<Sharding> sharding, stw_tensor *tensor)
 {
@@ -205,7 +205,7 @@ Status TensorRegistry::fill_spec(const stw_tensor_spec &spec, const Sharding *sh
     wanted->align_bytes = spec.align_bytes ? spec.align_bytes : 256;
     wanted->role = spec.role;
     wanted->neighbour = spec.neighbour;
-    // Where there is nothing of a tensor there is nothing to write before it is read either.
+    // A tensor without elements can be read before it is written.
     wanted->reads_zero = (spec.flags & STW_TENSOR_ZERO) != 0 || elements == 0;
     wanted->read_only = (spec.flags & STW_TENSOR_READ_ONLY) != 0;
     wanted->guarded = (spec.flags & STW_TENSOR_NO_ADDRESS) == 0;
@@ -269,8 +269,8 @@ Status TensorRegistry::create_one(const stw_tensor_spec &spec, stw_tensor **tens
     return {};
 }
 
-// Under the lock: the core's tensor, its addresses, its place in the lists. All memory that may be
-// refused is asked for before the core has it.
+// Creates the core's tensor, its addresses and its entries in the tables. All memory that may be
+// refused is allocated before the core has the tensor.
 Status TensorRegistry::register_tensor(const residency::TensorSpec &wanted,
                                        const std::string &words, stw_tensor *tensor)
 {
@@ -317,7 +317,7 @@ Status TensorRegistry::create_tensors(const stw_tensor_spec *specs, uint32_t n,
 {
     std::vector<stw_tensor *> made;
     made.reserve(n);
-    Commands undone;  // going back must not need memory
+    Commands undone;  // the undo must not allocate
     undone.freed_packs.reserve(n);
     const auto *at = reinterpret_cast<const char *>(specs);
     const auto create_all = [&]() -> Status {
@@ -358,7 +358,7 @@ Status TensorRegistry::destroy_tensors(stw_tensor *const *tensors, uint32_t n)
     return destroy_held(tensors, n, nullptr);
 }
 
-// Those of an optimizer are destroyed by that alone.
+// An optimizer's tensors can be destroyed only by it.
 Status TensorRegistry::destroy_held(stw_tensor *const *tensors, uint32_t n,
                                     const TensorHolder *holder)
 {
@@ -409,7 +409,7 @@ void TensorRegistry::unregister_tensor(stw_tensor *tensor, Commands &out)
     tensor->runtime = nullptr;
     tensor->sharding.reset();
     metadata_.handles_bytes -= sizeof(stw_tensor) + metadata_.name_bytes(tensor->name.size());
-    std::string().swap(tensor->name);  // the handle's memory stays, what it owns goes
+    std::string().swap(tensor->name);  // the handle's memory is reused, its members are not
     tensor_pool.give(tensor);
 }
 
@@ -535,7 +535,7 @@ Status TensorRegistry::reshape(stw_tensor *tensor, const uint64_t *shape, uint32
                              tensor_text(tensor->name).c_str(),
                              bytes_text(tensor->capacity_bytes).c_str(), bytes_text(bytes).c_str());
     }
-    // At once with the discard: an optimizer may be about to take it.
+    // In one event with the discard: an optimizer may be about to take the tensor.
     Status status;
     dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         recorder_.drain_hits();
@@ -557,7 +557,6 @@ Status TensorRegistry::reshape(stw_tensor *tensor, const uint64_t *shape, uint32
     return status;
 }
 
-// Under the lock.
 Status TensorRegistry::discard_one(stw_tensor *tensor, Commands &out, Core &core)
 {
     STW_TRY(restored_.check_thawed(*tensor));
@@ -620,7 +619,8 @@ Status TensorRegistry::tensor_address(stw_tensor *tensor, uint32_t device, void 
     *pointer_out = tensor->addresses[device];
     *bytes_out = tensor->bytes;
     if (machine_.tiers[device].maps && tensor->sharding && tensor->sharding->is_sharded()) {
-        // What is gathered has an address of its own; the tensor's own pack is this rank's shard.
+        // The gathered tensor has an address of its own; the tensor's own pack is this rank's
+        // shard.
         MutexLock lock(dispatch_.mutex());
         STW_TRY(shards_->make_whole(*tensor));
         *pointer_out =

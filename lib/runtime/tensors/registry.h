@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors as the program has them: handles, names, shapes, policies.
+// Tensors of the program: handles, names, shapes, policies.
 #pragma once
 
 #include "lib/runtime/dispatch/waiter.h"
@@ -16,18 +16,18 @@ class RestoredTensors;
 class Placement;
 class OwedZeros;
 
-// A room that keeps more of a tensor that lies over ranks than its shard.
+// A room that keeps more than the shard of a tensor of several ranks.
 class ShardObserver {
 public:
     virtual ~ShardObserver() = default;
-    // Until no collective uses them any more.
+    // Blocks until no collective uses the tensors.
     virtual Status await_gathers(stw_tensor *const *tensors, uint32_t n) = 0;
     virtual Status make_whole(stw_tensor &tensor) STW_REQUIRES(runtime_lock) = 0;
-    // All of it is destroyed: whether it may be, and it is.
+    // may_unshard() checks whether all of it can be destroyed; unshard() does it.
     virtual Status may_unshard(const stw_tensor &tensor, Commands &out)
         STW_REQUIRES(runtime_lock) = 0;
     virtual void unshard(stw_tensor &tensor, Commands &out) STW_REQUIRES(runtime_lock) = 0;
-    // Its shards are about to change past what was gathered of them.
+    // The shards are about to change, and not through their gathered tensor.
     virtual Status write_shards(stw_tensor *tensor, Commands &out) STW_REQUIRES(runtime_lock) = 0;
     virtual void drop_partial(residency::TensorId tensor, Commands &out)
         STW_REQUIRES(runtime_lock) = 0;
@@ -70,12 +70,12 @@ public:
     uint64_t policies_changed STW_GUARDED_BY(runtime_lock) = 0;
 
     void set_shards(ShardObserver &shards) { shards_ = &shards; }
-    // Shards are written past their gathered tensor.
+    // Call before shards are written directly.
     Status change_shards(stw_tensor *tensor);
 
 private:
     Status discard_one(stw_tensor *tensor, Commands &out, Core &core) STW_REQUIRES(runtime_lock);
-    // What the core is told of it, name and bytes left out.
+    // Fills all but name and bytes.
     Status fill_spec(const stw_tensor_spec &spec, const Sharding *sharding, uint64_t elements,
                      residency::TensorSpec *wanted) const;
     Status create_one(const stw_tensor_spec &spec, stw_tensor **tensor_out);

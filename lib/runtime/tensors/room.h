@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tensors: what the program makes, where it rests, and buffers of the library.
+// tensors: tensors of the program, where they rest, and buffers of the library.
 #pragma once
 
 #include "lib/runtime/tensors/buffers.h"

@@ -8,8 +8,8 @@ namespace stepwell {
 using residency::PlaceId;
 using residency::TensorId;
 
-// Under the lock, after the contents went. What reads as zeros and shares its block with live ones
-// needs them written: when it is used next, as this call must not wait for the block.
+// After the contents were discarded. A tensor that reads as zeros and shares its block with others
+// needs them written: at its next use, as this call must not wait for the block.
 void OwedZeros::note_zeros(TensorId tensor)
 {
     if (!dispatch_.core.spec(tensor).reads_zero ||
@@ -20,7 +20,8 @@ void OwedZeros::note_zeros(TensorId tensor)
     count_.store(owed_.size(), std::memory_order_relaxed);
 }
 
-// Before the tensor is used: its zeros are on their way, and who uses it waits for them alone.
+// Before the tensor is used: the zeros are written in the background, and only its users wait for
+// them.
 Status OwedZeros::write_zeros(const stw_tensor *tensor)
 {
     if (count_.load(std::memory_order_relaxed) == 0) return {};
@@ -28,7 +29,7 @@ Status OwedZeros::write_zeros(const stw_tensor *tensor)
     {
         MutexLock lock(dispatch_.mutex());
         if (owed_.count(tensor->id) == 0) return {};
-        bytes = dispatch_.core.spec(tensor->id).bytes;  // as created, and at least one
+        bytes = dispatch_.core.spec(tensor->id).bytes;  // as created, which is at least 1
     }
     STW_TRY(machine_.pipeline->zero(tensor->id, bytes));
     MutexLock lock(dispatch_.mutex());
@@ -36,7 +37,7 @@ Status OwedZeros::write_zeros(const stw_tensor *tensor)
     return {};
 }
 
-// Of all tensors: an optimizer asks for many.
+// For calls that use many tensors.
 Status OwedZeros::write_all_zeros()
 {
     if (count_.load(std::memory_order_relaxed) == 0) return {};

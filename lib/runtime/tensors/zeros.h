@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors that are empty and read as zeros: the zeros are written when somebody needs the bytes.
+// Empty tensors that read as zeros: the zeros are written when the bytes are needed.
 #pragma once
 
 #include "lib/runtime/dispatch/dispatcher.h"
@@ -21,12 +21,12 @@ public:
     {
         return owed_.count(tensor) > 0;
     }
-    // The tensor is destroyed.
+    // When the tensor is destroyed.
     void forget(residency::TensorId tensor) STW_REQUIRES(runtime_lock);
 
 private:
     std::set<residency::TensorId> owed_ STW_GUARDED_BY(runtime_lock);  // empty, but read as zeros
-    std::atomic<size_t> count_{0};                                     // of these
+    std::atomic<size_t> count_{0};                                     // size of owed_
 };
 
 }  // namespace stepwell

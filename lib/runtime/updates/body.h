@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the runtime keeps of an optimizer beside update/'s own object: the state tensors it made and
-// the tensors it holds. One thread at a time per optimizer, and beside it a commit.
+// The runtime's state of an optimizer, in addition to lib/update's object: the state tensors that
+// it made and the tensors that it holds. One thread at a time per optimizer, and a commit beside
+// it.
 #pragma once
 
 #include "lib/runtime/handles/handles.h"
@@ -21,10 +22,10 @@ struct OptimizerBody : TensorHolder {
     stw_optimizer *handle = nullptr;  // null once destroyed
     std::unique_ptr<update::Optimizer> optimizer;
     std::vector<OwnedState> states;
-    std::set<uint32_t> shared_groups;  // of parameters that all ranks update a part of
+    std::set<uint32_t> shared_groups;  // of parameters that all ranks update
     uint64_t shared_hash = 0;          // of these parameters, their parts and groups
-    // While `optimizer` gets entries or ends: a commit reads its counts on another thread. Before
-    // the runtime's lock.
+    // Held while `optimizer` gets entries or is destroyed: a commit reads its counts on another
+    // thread. Taken before the runtime's lock.
     Mutex changes;
     bool durable = false;  // its states and counts are part of generations
     bool has_policy = false;

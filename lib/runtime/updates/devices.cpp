@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Updates and sums on devices that compute. What the driver is asked for goes on a stream of its
-// own, which is ordered with the consumers' by the rules in streams.h.
+// Updates and sums on devices that compute. The driver's work goes on a stream of its own, which
+// is ordered with the consumers' streams by the rules in streams.h.
 #include "lib/runtime/updates/devices.h"
 
 #include "lib/memory/driver_reason.h"
@@ -39,7 +39,7 @@ PlaceId DeviceUpdates::place_for(uint32_t algorithm, const residency::TensorId *
     return there ? place : residency::kAnyCpuPlace;
 }
 
-// What is begun next comes behind what others do with the pieces.
+// Orders the next work after what others do with the pieces.
 Status DeviceUpdates::order_update(const PieceFetch &fetch)
 {
     for (uint32_t i = 0; i < fetch.count; ++i) {
@@ -54,7 +54,7 @@ Status DeviceUpdates::order_update(const PieceFetch &fetch)
     return {};
 }
 
-// Those that have the pieces next come behind it.
+// Orders later users of the pieces after the work.
 void DeviceUpdates::end_update(const PieceFetch &fetch)
 {
     for (uint32_t i = 0; i < fetch.count; ++i) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A fetch of the update pipeline from the call to the release; its address is the ticket.
+// A fetch by the update pipeline, from the call to the release; its address is the ticket.
 #pragma once
 
 #include "lib/runtime/dispatch/waiter.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// updates: what the update pipeline asks of tiers and devices.
+// updates: the update pipeline's access to tiers and devices.
 #pragma once
 
 #include "lib/runtime/updates/devices.h"

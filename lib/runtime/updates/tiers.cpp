@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the update layer asks of the tiers, over the core: claims, and pieces wherever the CPU can
-// work on them. Called by the pipeline's threads with none of its locks held.
+// The tiers as the update pipeline sees them, on top of the core: claims, and pieces wherever the
+// CPU can work on them. Called by the pipeline's threads with none of its locks held.
 #include "lib/runtime/updates/tiers.h"
 
 #include "lib/runtime/addresses/addresses.h"
@@ -24,7 +24,7 @@ residency::ClaimId TierAccess::claim(const residency::TensorId *tensors, uint32_
     return claim;
 }
 
-// Not of the pipeline's, whose turns come one after the other.
+// For claims outside the pipeline, which has an order of its own.
 residency::ClaimId TierAccess::claim_alone(residency::TensorId tensor)
 {
     dispatch_.give_way();
@@ -45,7 +45,7 @@ void TierAccess::unclaim(residency::ClaimId claim, const residency::TensorId *te
             core.unclaim_tensor(claim, tensors[i], tensors[i] == emptied, out);
             if (tensors[i] == emptied) recorder_.note_discard(schedule::Lane::kUpdate, emptied);
         }
-        recorder_.plan_due = true;  // a plan passes by what an update has
+        recorder_.plan_due = true;  // plans skip tensors that are claimed
     });
 }
 
@@ -101,7 +101,7 @@ void TierAccess::fetch(residency::ClaimId claim, const update::Piece *pieces, ui
     mine->user = user;
     residency::FetchAsked asked;
     asked.claim = claim;
-    // An update that was accepted must not be lost because views pin the room at this moment.
+    // An update that was accepted must not fail because views pin the room at the moment.
     asked.flags = residency::kFetchInternal | residency::kFetchWaitRoom;
     asked.urgency = urgency;
     for (uint32_t i = 0; i < n; ++i) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the update pipeline asks of the tiers: claims, and pieces wherever an update may work on
+// The tiers as the update pipeline sees them: claims, and pieces wherever an update can work on
 // them.
 #pragma once
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A victim policy of the program: when it is asked, what it is shown, and what becomes of its
-// scores. Its thread takes the lock for a part of the snapshot or of the scores at a time, and
-// holds none while it calls the program.
+// The program's victim policy: when it is called, its snapshots of tensors, and its scores. The
+// policy's thread takes the lock for a part of the snapshot or of the scores at a time, and holds
+// none while it calls the program.
 #include "lib/runtime/victims/victims.h"
 
 #include "lib/runtime/addresses/metadata.h"
@@ -20,10 +20,10 @@ namespace {
 
 using residency::PlaceId;
 
-constexpr uint64_t kPartWork = 4096;      // blocks and tensors looked at under the lock, in one go
-constexpr uint32_t kEvictedShare = 8;     // of a place's blocks: scores are old then
-constexpr uint64_t kPauseFactor = 7;      // of the time it held the lock: an eighth of all at most
-constexpr uint64_t kScoreNodeBytes = 16;  // of an allocation
+constexpr uint64_t kPartWork = 4096;      // blocks and tensors handled in one hold of the lock
+constexpr uint32_t kEvictedShare = 8;     // scores are renewed after 1/8 of a place left
+constexpr uint64_t kPauseFactor = 7;      // pause, in times of holding the lock: 1/8 at most
+constexpr uint64_t kScoreNodeBytes = 16;  // overhead of an allocation
 
 }  // namespace
 
@@ -32,8 +32,8 @@ bool VictimPolicy::has_policy() const
     return scoring && scoring->policy.rank;
 }
 
-// What a tensor takes of metadata_bytes while a policy is set: its entry of the snapshot, in
-// vectors that double, and its place in the order of each tier.
+// A tensor's part of metadata_bytes while a policy is set: its entry in the snapshot, in vectors
+// that double, and in the order of each tier.
 uint64_t VictimPolicy::policy_bytes(uint64_t tensors) const
 {
     constexpr uint64_t kEntry =
@@ -58,7 +58,7 @@ Status VictimPolicy::check_policy_room() const
     return status;
 }
 
-// Under the lock: until no call is under way. A close is not interrupted, as no close is.
+// Blocks until no call is under way. An interrupt does not end the wait of a close.
 Status VictimPolicy::await_policy(uint64_t timeout_ns, bool closes)
 {
     if (scoring->started && pthread_equal(scoring->thread, pthread_self())) {
@@ -118,7 +118,7 @@ Status VictimPolicy::start_policy_thread()
     return {};
 }
 
-// Before a close: no call of the program's code from here on.
+// Before a close: the program is not called afterwards.
 Status VictimPolicy::end_policy(uint64_t timeout_ns)
 {
     pthread_t thread{};
@@ -142,7 +142,7 @@ Status VictimPolicy::end_policy(uint64_t timeout_ns)
     return {};
 }
 
-// Under the lock: all scores are worth being renewed.
+// Has all scores renewed.
 void VictimPolicy::ask_policy()
 {
     if (!has_policy()) return;
@@ -152,7 +152,7 @@ void VictimPolicy::ask_policy()
     scoring->wake.notify_all();
 }
 
-// Under the lock, after every event: where so much has left that scores are old.
+// After every event: renews the scores of a place after many evictions.
 void VictimPolicy::note_departures()
 {
     if (!has_policy()) return;
@@ -165,7 +165,7 @@ void VictimPolicy::note_departures()
     }
 }
 
-// False when the runtime closes.
+// False if the runtime closes.
 bool VictimPolicy::await_scoring()
 {
     for (;;) {
@@ -234,7 +234,7 @@ void VictimPolicy::score_place(PlaceId place)
     scoring->not_before = dispatch_.now() + kPauseFactor * held;
 }
 
-// Returns how long it held the lock.
+// Returns the time for which the lock was held.
 residency::Instant VictimPolicy::take_snapshot(PlaceId place, uint32_t victim_bytes)
 {
     VictimTable &table = scoring->table;
@@ -260,7 +260,7 @@ void VictimPolicy::show(const residency::Candidate &candidate, uint32_t victim_b
                         VictimTable &table)
 {
     stw_tensor *tensor = handles_.at(candidate.tensor);
-    if (!tensor) return;  // the library's own
+    if (!tensor) return;  // a tensor of the library
     const TensorNotes &notes = tensor->notes;
     const residency::Policy &rules = dispatch_.core.spec(candidate.tensor).policy;
     stw_victim victim{};
@@ -280,7 +280,7 @@ void VictimPolicy::show(const residency::Candidate &candidate, uint32_t victim_b
     table.named.push_back({candidate.tensor, notes.serial});
 }
 
-// Tensors destroyed meanwhile are left out. Those of one block are never parted.
+// Skips tensors that were destroyed meanwhile. Those that share a block are scored in one part.
 residency::Instant VictimPolicy::apply_scores(PlaceId place)
 {
     VictimTable &table = scoring->table;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The program's own order of eviction, asked by a thread of its own with no lock held.
+// The program's own order of eviction: its victim policy is called by a separate thread with no
+// lock held.
 #pragma once
 
 #include "lib/runtime/addresses/metadata_user.h"
@@ -24,7 +25,7 @@ public:
     void ask_policy() STW_REQUIRES(runtime_lock);
 
     std::unique_ptr<Scoring> scoring STW_GUARDED_BY(runtime_lock)
-        STW_PT_GUARDED_BY(runtime_lock);  // null until there is a policy
+        STW_PT_GUARDED_BY(runtime_lock);  // null until a policy is set
 
     void after_round(residency::Instant now, Commands &out) override STW_REQUIRES(runtime_lock);
     [[nodiscard]] uint64_t metadata_bytes() const override STW_REQUIRES(runtime_lock);

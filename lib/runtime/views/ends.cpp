@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Release: the end of views. Read views of resident tensors end without the lock; the others tell
-// the core what became of the bytes.
+// The end of views. Read views of resident tensors end without the lock; the others report to the
+// core what became of the bytes.
 #include "lib/runtime/views/ends.h"
 
 #include "lib/runtime/addresses/addresses.h"
@@ -46,7 +46,7 @@ Status ViewEnds::release(stw_view *views, uint32_t n, void *stream, uint32_t fla
                     shown ? &shown->users() : nullptr);
 }
 
-// A READ view that is pinned by its gate: without the lock, unless the core has to be notified.
+// For a READ view that is pinned by its gate: takes no lock unless the core has to be notified.
 [[gnu::always_inline]] inline Status ViewEnds::end_hit(uint32_t index, const ViewSlot &slot,
                                                        ThreadState *state, uint32_t flags)
 {
@@ -65,7 +65,7 @@ Status ViewEnds::release(stw_view *views, uint32_t n, void *stream, uint32_t fla
     dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         const bool far = (flags & STW_RELEASE_FAR) != 0;
         const bool near = (flags & STW_RELEASE_NEAR) != 0;
-        // The hit itself is older than the hint.
+        // The hit came before the hint.
         if (flags & kHints) recorder_.drain_hits();
         if (flags & kHints) recorder_.note_release(view, step, flags);
         core.gate_idle(tensor->id, dispatch_.now(), out);
@@ -118,7 +118,7 @@ Status ViewEnds::end_view(uint32_t index, ViewSlot &slot, memory::DeviceStreams:
     return copy.access == STW_REDUCE ? release_reduce(copy, flags) : release_converted(copy, flags);
 }
 
-// A view that the core pinned: it is told what became of the bytes.
+// For a view that the core pinned.
 Status ViewEnds::end_pinned(const ViewSlot &view, uint32_t flags)
 {
     stw_tensor *tensor = view.tensor;
@@ -155,12 +155,12 @@ Status ViewEnds::end_pinned(const ViewSlot &view, uint32_t flags)
     return status.ok() ? errors_.of(tensor->id) : status;
 }
 
-// A gradient whose norm the next step will ask for, while its bytes are here and still the view's.
-// What cannot be had for it now, the step will do.
+// Measures a gradient for the next step's norm while its bytes are here and still pinned. If that
+// is not possible, the step measures it.
 Measured ViewEnds::measure_gradient(const ViewSlot &view, uint32_t flags)
 {
     constexpr uint32_t kMoves =
-        STW_RELEASE_MORE | STW_RELEASE_ABANDON | STW_RELEASE_DISCARD;  // on, or to nothing
+        STW_RELEASE_MORE | STW_RELEASE_ABANDON | STW_RELEASE_DISCARD;  // kept open, or dropped
     const bool whole = view.byte_begin == 0 && view.byte_count == view.tensor->bytes;
     if (view.access == STW_READ || !whole || view.byte_count == 0 || (flags & kMoves) != 0) {
         return {};
@@ -171,7 +171,7 @@ Measured ViewEnds::measure_gradient(const ViewSlot &view, uint32_t flags)
         std::vector<update::ElementRange> parts;
         measured.order = machine_.pipeline->wants_measure(view.tensor->id, parts);
         if (measured.order == 0) return {};
-        // A tensor that was made smaller since has parts that are not in this view.
+        // The tensor was reshaped to a smaller one since.
         const uint64_t elements = view.byte_count / (view.tensor->element_bits / 8);
         for (const update::ElementRange &part : parts) {
             if (part.begin + part.count > elements) return {};
@@ -190,7 +190,7 @@ Measured ViewEnds::measure_gradient(const ViewSlot &view, uint32_t flags)
     return measured;
 }
 
-// The private buffer is added behind the call, in the order of releases.
+// The private buffer is added after the call, in the order of releases.
 Status ViewEnds::release_reduce(const ViewSlot &slot, uint32_t flags)
 {
     if (slot.tensor->sharding) return sums_->end(slot, false, flags);
@@ -212,7 +212,7 @@ Status ViewEnds::release_reduce(const ViewSlot &slot, uint32_t flags)
     return buffers_.accumulate(slot, slot.tensor->id, slot.tensor->elements);
 }
 
-// What was converted goes with its view.
+// The private buffer is destroyed with its view.
 Status ViewEnds::release_converted(const ViewSlot &slot, uint32_t flags)
 {
     stw_tensor *tensor = slot.tensor;
@@ -233,7 +233,7 @@ Status ViewEnds::release_converted(const ViewSlot &slot, uint32_t flags)
     return errors_.of(tensor->id);
 }
 
-// A view of the caller's memory: there is nothing to give back.
+// A copy in the caller's memory holds nothing.
 Status ViewEnds::release_copy(stw_view &view, uint32_t flags)
 {
     view.cookie = 0;

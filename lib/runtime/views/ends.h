@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of views: read views of resident tensors without the lock, the others by what their kind
-// is.
+// The end of views: read views of resident tensors without the lock, other views by their kind.
 #pragma once
 
 #include "lib/runtime/dispatch/waiter.h"
@@ -17,16 +16,16 @@ class OwedZeros;
 class TensorRegistry;
 class StreamOrder;
 
-// The end of views that are of more than one rank.
+// Ends the views of one kind that concern several ranks.
 class ViewKind {
 public:
     virtual ~ViewKind() = default;
     virtual Status end(const ViewSlot &view, bool by_gate, uint32_t flags) = 0;
 };
 
-// A gradient that was measured at the end of its view.
+// A gradient that was measured when its view ended.
 struct Measured {
-    uint64_t order = 0;  // 0: was not
+    uint64_t order = 0;  // 0: not measured
     update::Measurement measurement;
 };
 
@@ -47,7 +46,7 @@ public:
 
     Status release(stw_view *views, uint32_t n, void *stream, uint32_t flags);
     [[nodiscard]] Status check_open(const stw_view &view) const;
-    [[nodiscard]] uint32_t dtype_of(const stw_view &view) const;  // that is open
+    [[nodiscard]] uint32_t dtype_of(const stw_view &view) const;  // of an open view
     Status move_to_export(stw_view *view, stw_view *moved_out);
     Status release_one(stw_view &view, void *stream, uint32_t flags);
     Status end_view(uint32_t index, ViewSlot &slot, memory::DeviceStreams::Id stream,
@@ -61,7 +60,7 @@ public:
     }
 
 private:
-    // By kind of the view: at a device with streams; a hit; pinned by the core.
+    // For a device with streams; for a hit; for a view pinned by the core.
     void end_on_stream(const ViewSlot &slot, memory::DeviceStreams::Id stream);
     Status end_hit(uint32_t index, const ViewSlot &slot, ThreadState *state, uint32_t flags);
     Status end_pinned(const ViewSlot &view, uint32_t flags);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Granted ranges as views: hits, which pin a gate without the lock, and what the core granted.
+// Hits, which pin a gate without the lock, and views of what the core granted.
 #include "lib/runtime/views/hits.h"
 
 #include "lib/runtime/dispatch/snapshot.h"
@@ -15,7 +15,7 @@ using residency::PlaceId;
 
 namespace {
 
-// To be looked at, and perhaps refused.
+// Needs a check that it belongs to a device.
 bool is_a_stream(const void *stream)
 {
     return stream != STW_STREAM_HOST && stream != STW_STREAM_SYNCED;
@@ -23,7 +23,7 @@ bool is_a_stream(const void *stream)
 
 }  // namespace
 
-// A hit never waits: where the core is busy, it does not hear of this one.
+// A hit never waits: if the lock is held, it is not recorded.
 void HitPath::push_after_drain(ThreadState &state, residency::TensorId tensor, PlaceId place,
                                uint64_t step)
 {
@@ -32,13 +32,13 @@ void HitPath::push_after_drain(ThreadState &state, residency::TensorId tensor, P
         recorder_.drain_hits();
         (void)ViewTable::push_hit(state, tensor, place, step);
     } catch (const std::bad_alloc &) {
-        // Then nobody hears of this one.
+        // not recorded
     }
     dispatch_.mutex().unlock();
 }
 
-// Nobody is told yet: one of several that are pinned may be no hit, and then none was.
-// In line: a hit is short, and a call more is a good part of it.
+// Not recorded yet: if another range of the call is no hit, none is. Inline, as a call would be a
+// large part of a hit's time.
 [[gnu::always_inline]] inline uint32_t HitPath::pin_hit(const Range &range, uint64_t step)
 {
     ThreadState *state = views_.thread_state();
@@ -78,7 +78,7 @@ void HitPath::push_after_drain(ThreadState &state, residency::TensorId tensor, P
     describe_view(range, place, begin + range.byte_begin, views_.open(index), view_out);
 }
 
-// As pin_hit, where no order is lacking between the stream and what was done there.
+// Like pin_hit(), if the stream is already ordered after earlier work on the bytes.
 [[gnu::always_inline]] inline uint32_t HitPath::pin_hit_on(const Range &range, uint64_t step,
                                                            void *stream)
 {
@@ -131,7 +131,7 @@ bool HitPath::add_hit(HitChain *chain, const Range &range, uint64_t step)
     return true;
 }
 
-// What a range was is in its slot.
+// The ranges are in the slots.
 void HitPath::open_hits(const HitChain &chain, stw_view *views_out)
 {
     for (uint32_t index = chain.first; index != residency::kNone; ++views_out) {
@@ -159,7 +159,7 @@ void HitPath::undo_hits(const HitChain &chain)
     }
 }
 
-// The program has never had it, so its end is none of a step's either.
+// The program never had the view, so it is not recorded in a step.
 void HitPath::undo_hit(uint32_t index)
 {
     stw_view view{};

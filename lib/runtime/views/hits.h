@@ -22,12 +22,12 @@ public:
     HitPath(const HitPath &) = delete;
     HitPath &operator=(const HitPath &) = delete;
 
-    // One read of a resident tensor: no lock, no allocation, no system call. False: the long way.
+    // False: not a hit. The caller then fetches the regular way.
     bool fetch_hit(const Range &range, uint64_t step, void *stream, stw_view *view_out);
     static constexpr uint32_t kHitsAtOnceMax = 16;
     bool fetch_hits(const Range *ranges, uint32_t n, uint64_t step, void *stream,
                     stw_view *views_out);
-    // The same of any number: pinned one after the other, opened when all are.
+    // Hits of any number of ranges: pinned one by one, opened once all are pinned.
     bool add_hit(HitChain *chain, const Range &range, uint64_t step);
     void open_hits(const HitChain &chain, stw_view *views_out);
     void undo_hits(const HitChain &chain);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// views: how views of tensors begin without the lock, how they end, and waiting for them.
+// views: how views begin without the lock, how views end, and how threads wait for them.
 #pragma once
 
 #include "lib/runtime/views/ends.h"

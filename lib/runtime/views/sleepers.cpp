@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads of the program that wait for a fetch: what the wait is put down to, whether it could only
-// end by the asker itself, and which fetch is refused when sleepers wait for each other.
+// Threads of the program that wait for a fetch: the cause of the wait, whether only the asking
+// thread could end it, and which fetch is refused when sleepers wait for each other.
 #include "lib/runtime/views/sleepers.h"
 
 #include "lib/observe/nvtx.h"
@@ -12,7 +12,7 @@
 
 namespace stepwell {
 
-// What a wait that begins now is put down to.
+// The stall cause of a wait that begins now.
 observe::Stall Sleepers::cause_of(const Waiter &waiter) const
 {
     if (dispatch_.core.waits_for_locks(waiter.fetch)) return observe::Stall::kUpdate;
@@ -21,7 +21,7 @@ observe::Stall Sleepers::cause_of(const Waiter &waiter) const
                                                        : observe::Stall::kHostDevice;
 }
 
-// Would the fetch wait for a view that its own thread or step holds?
+// True if the fetch would wait for a view of its own thread or step.
 bool Sleepers::waits_for_itself(const Waiter &waiter, std::string *tensor_out)
 {
     for (uint32_t index = 0; index < views_.slots_used(); ++index) {
@@ -47,7 +47,7 @@ bool Sleepers::waits_for_itself(const Waiter &waiter, std::string *tensor_out)
     return false;
 }
 
-// Does the thread or step that asks hold a view of it?
+// True if the asking thread or step holds a view of the tensor.
 bool Sleepers::has_own_view(const Waiter &waiter, const stw_tensor *tensor) const
 {
     for (uint32_t index = 0; index < views_.slots_used(); ++index) {
@@ -60,7 +60,7 @@ bool Sleepers::has_own_view(const Waiter &waiter, const stw_tensor *tensor) cons
     return false;
 }
 
-// The views of threads that wait. Threads that are awake open and close theirs meanwhile.
+// The views of sleeping threads. Threads that are awake open and close theirs meanwhile.
 std::vector<residency::Held> Sleepers::held_by_sleepers()
 {
     std::vector<residency::Held> held;
@@ -94,10 +94,10 @@ void Sleepers::before_unlock()
     if (!asleep_.empty()) break_deadlocks();
 }
 
-// Asked whenever something has changed and somebody sleeps.
+// Called whenever something has changed while threads sleep.
 void Sleepers::break_deadlocks()
 {
-    // What a collective has it gives back by itself, when the other ranks come.
+    // Collectives release by themselves what they hold once other ranks call.
     if (work_ && !work_->is_idle()) return;
     for (;;) {
         const bool blocked =
@@ -118,11 +118,11 @@ void Sleepers::break_deadlocks()
         }
         dispatch_.core.cancel(fetch, dispatch_.core.deadlock_refusal(fetch), dispatch_.loop.out);
         dispatch_.loop.run();
-        if (work_) work_->notify();  // this is not always act()'s
+        if (work_) work_->notify();  // act() may not be the caller
     }
 }
 
-// Until the answer or the deadline. Others know that this thread gives nothing back meanwhile.
+// Until the answer or the deadline. Until then other threads know that this one releases nothing.
 void Sleepers::sleep_on(Waiter &waiter, residency::Instant deadline, bool until_answered)
 {
     if (waiter.done) return;
@@ -138,7 +138,7 @@ void Sleepers::sleep_on(Waiter &waiter, residency::Instant deadline, bool until_
     const bool copies = waiter.fetch == 0 && waiter.snapshot;
     const residency::Sleeper sleeper{recorder_.owner_number(),
                                      copies ? waiter.snapshot->chunk.fetch : waiter.fetch};
-    if (until_answered && sleeper.owner != 0) asleep_.push_back(sleeper);  // 0: not known who
+    if (until_answered && sleeper.owner != 0) asleep_.push_back(sleeper);  // 0: unknown thread
     break_deadlocks();
     if (const Dispatcher::Deferred deferred = dispatch_.take_deferred(); !deferred.empty()) {
         const MutexUnlock unlocked(dispatch_.mutex());
@@ -147,13 +147,12 @@ void Sleepers::sleep_on(Waiter &waiter, residency::Instant deadline, bool until_
     while (!waiter.done) {
         const residency::Instant time = dispatch_.now();
         if (time >= deadline || begin <= dispatch_.interrupted_at()) break;
-        if (works_here() && work_->work_one())
-            continue;  // what it waits for may be a sum over ranks
-        // Where collectives are this thread's own affair, either of two may wake it.
+        if (works_here() && work_->work_one()) continue;  // the wait may be for a sum over ranks
+        // If this thread executes collectives, it must also notice their condition.
         const uint64_t longest = works_here() ? 1'000'000 : 3600ull * 1000000000;
         (void)waiter.cv.wait_until(dispatch_.mutex(), std::min(deadline, time + longest));
     }
-    // What it sleeps for may be another fetch by now, see sleep_follows(). A thread sleeps once.
+    // The sleeper's fetch may be another by now, see sleep_follows(). A thread sleeps only once.
     const auto mine = std::find_if(asleep_.begin(), asleep_.end(),
                                    [&](const auto &at) { return at.owner == sleeper.owner; });
     if (mine != asleep_.end()) asleep_.erase(mine);
@@ -194,7 +193,7 @@ std::string Sleepers::describe_views(uint32_t lines_max)
     return text;
 }
 
-// A timeout of the library's own work: what that waits for, and who has it.
+// Adds to the timeout of an update what it waits for, and the views and transfers in the way.
 Status Sleepers::tell_waiting(Status status)
 {
     constexpr uint32_t kEach = 4;
@@ -211,8 +210,8 @@ Status Sleepers::tell_waiting(Status status)
     return status;
 }
 
-// What was in the way when a timeout passed. What a device still owes is a warning, however few
-// calls met it; a wait for views of the program is the program's matter.
+// Logs what was in the way when a timeout passed. Transfers that devices have not completed are a
+// warning, as that concerns the machine; views of the program are for information.
 void Sleepers::log_timeout(const Status &status)
 {
     constexpr uint32_t kLinesMax = 16;
@@ -232,7 +231,7 @@ void Sleepers::log_timeout(const Status &status)
     if (!views.empty()) dispatch_.log.print(level, "timeout", "Open views: %s", views.c_str());
 }
 
-// A claim waits for open views of the tensor; one of the caller's own would never go.
+// A claim waits for open views of the tensor; it would wait for the caller's own for ever.
 Status Sleepers::self_wait(stw_tensor *tensor, residency::Access access, uint32_t owner)
 {
     Waiter waiter;
@@ -251,7 +250,7 @@ Status Sleepers::self_wait(stw_tensor *tensor, residency::Access access, uint32_
                          tensor_text(name).c_str());
 }
 
-// A thread that sleeps until the whole is over waits for what is asked now.
+// A thread that sleeps for a fetch of several stages sleeps for the next one.
 void Sleepers::sleep_follows(residency::FetchId before, residency::FetchId after)
 {
     if (before == 0) return;

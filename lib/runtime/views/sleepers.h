@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads of the program that wait for a fetch: what the wait is charged to, and which fetch is
-// refused when they wait for each other.
+// Threads of the program that wait for a fetch: the cause of the wait, and which fetch is refused
+// when they wait for each other.
 #pragma once
 
 #include "lib/runtime/dispatch/hook.h"
@@ -9,15 +9,15 @@
 
 namespace stepwell {
 
-// Work that must be done on threads of the program, while these wait.
+// Work that must be done on threads of the program while they wait.
 class CallerWork {
 public:
     virtual ~CallerWork() = default;
-    // Threads that wait work here.
+    // Waiting threads call work_one().
     [[nodiscard]] virtual bool works_here() const = 0;
-    // False: there is nothing to do now.
+    // False: nothing to do now.
     virtual bool work_one() STW_REQUIRES(runtime_lock) = 0;
-    // Nothing is under way that gives back by itself what it has.
+    // Nothing is under way that will release by itself what it holds.
     [[nodiscard]] virtual bool is_idle() const STW_REQUIRES(runtime_lock) = 0;
     virtual void notify() STW_REQUIRES(runtime_lock) = 0;
 };
@@ -30,7 +30,7 @@ public:
 
     bool waits_for_itself(const Waiter &waiter, std::string *tensor_out) STW_REQUIRES(runtime_lock);
     [[nodiscard]] observe::Stall cause_of(const Waiter &waiter) const STW_REQUIRES(runtime_lock);
-    // The wait is put down to the tensor.
+    // The stall is charged to the tensor.
     void await(Waiter &waiter, residency::TensorId tensor);
     void sleep_on(Waiter &waiter, residency::Instant deadline, bool until_answered)
         STW_REQUIRES(runtime_lock);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order of work on a device when a view is opened and when it ends. The rules are in streams.h;
-// here is where the blocks are. The order of copies is that of StreamOrdering.
+// The order of work on a device when a view is opened and when it ends. The rules are in
+// streams.h; this finds the blocks. Copies are ordered by StreamOrdering.
 #include "lib/runtime/views/streams.h"
 
 #include "lib/runtime/addresses/addresses.h"
@@ -73,13 +73,14 @@ Status StreamOrder::stream_id(PlaceId place, void *stream, memory::DeviceStreams
     return {};
 }
 
-// From its first on. One that is smaller than a block lies in one; a larger one begins a block.
+// From the view's first slot on. A tensor smaller than a block lies in one; a larger one starts at
+// a block.
 memory::SlotRange StreamOrder::slots_of(const ViewSlot &view) const
 {
     const bool buffer = view.scratch != residency::kNone;
     const uint64_t bytes = buffer ? buffer_bytes(view) : uint64_t{view.byte_count};
     const Sharding *sharding = view.tensor->sharding.get();
-    // A part of a gathered whole is no buffer: it begins where it lies in that.
+    // A view of a gathered tensor starts at its offset in that, unlike a buffer.
     const bool whole = buffer && sharding && view.scratch == sharding->whole;
     const uint64_t all =
         whole ? sharding->padded_elements() * (view.tensor->element_bits / 8) : view.tensor->bytes;
@@ -89,8 +90,8 @@ memory::SlotRange StreamOrder::slots_of(const ViewSlot &view) const
     return {view.first_slot, static_cast<uint32_t>(last + 1)};
 }
 
-// CUDA refuses a copy over two registrations, and a framework copies a view as a whole. A hit that
-// begins meanwhile is not seen: a copy that it starts is one of pageable memory for the moment.
+// CUDA refuses a copy across two registrations, and frameworks copy a view as a whole. A
+// concurrent hit is not detected: a copy that it starts meanwhile is one of pageable memory.
 void StreamOrder::join_registrations(const Range &range, const residency::Grant &grant)
 {
     memory::HostPins::Range blocks;
@@ -111,7 +112,7 @@ void StreamOrder::join_registrations(const Range &range, const residency::Grant 
     machine_.pins->join(blocks, all);
 }
 
-// Of a range that is pinned at the host tier.
+// For a range that is pinned at the host tier.
 bool StreamOrder::is_joined(const Range &range) const
 {
     const residency::Door &door = range.tensor->doors[range.place];
@@ -121,7 +122,7 @@ bool StreamOrder::is_joined(const Range &range) const
     return slots.count == 1 || machine_.pins->are_joined(slots.first, slots.count);
 }
 
-// What was gathered is there: the stream comes behind others that have views of it.
+// Orders the stream after the work of other views of the gathered tensor.
 Status StreamOrder::begin_whole(const Range &range, const residency::Grant &grant, void *stream)
 {
     const memory::Tier &at = machine_.tiers[grant.place];
@@ -143,7 +144,7 @@ Status StreamOrder::begin_export(const stw_view &view, void *stream)
     return at.streams->begin(id, slots_of(slot), slot.access != STW_READ);
 }
 
-// Most are seen already, when their transfers are done; those that needed none are shown here.
+// Most blocks are mapped when their transfers end; those that needed no transfer are mapped here.
 Status StreamOrder::show_range(const Range &range, PlaceId place, memory::SlotRange slots)
 {
     memory::AddressAlias *shown = addresses_.shown_of(range, place);
@@ -151,7 +152,7 @@ Status StreamOrder::show_range(const Range &range, PlaceId place, memory::SlotRa
     return shown && !shown->is_mapped_to(block, slots) ? shown->map(block, slots) : Status();
 }
 
-// Of a pinned range: the stream has come behind all that was done there, or has done it itself.
+// For a pinned range: the stream is ordered after all work on it, or is the only one that worked.
 bool StreamOrder::is_ordered(uint32_t index, const Range &range, memory::DeviceStreams::Id stream)
 {
     const memory::Tier &place = machine_.tiers[range.place];

@@ -21,19 +21,20 @@ public:
     StreamOrder(const StreamOrder &) = delete;
     StreamOrder &operator=(const StreamOrder &) = delete;
 
-    // INVALID: none of a device of this runtime's. At a place: the host's, where it has streams.
+    // INVALID: not a stream of a device of this runtime. At a place: STW_STREAM_HOST is INVALID
+    // too if the place has streams.
     Status check_stream(void *stream);
     Status forget_stream(void *stream);
     Status check_stream_at(residency::PlaceId place, void *stream);
-    // The pin goes on as `moved_out`, which counts as an export; `view` and its copies are stale.
-    // The stream comes behind what the view's own did.
+    // The pin continues in `moved_out`, which counts as an export; `view` and its copies are
+    // invalid. The stream is ordered after the work of the view's own.
     Status begin_export(const stw_view &view, void *stream);
     Status show_range(const Range &range, residency::PlaceId place, memory::SlotRange slots);
     bool is_ordered(uint32_t index, const Range &range, memory::DeviceStreams::Id stream);
     void join_registrations(const Range &range, const residency::Grant &grant);
     [[nodiscard]] bool is_joined(const Range &range) const;
-    // Of what no caller could ask for again: tried until no stream records a graph any more, or the
-    // runtime's time for a fetch has passed.
+    // For work that no caller could repeat: retries while a stream records a graph, until the
+    // default timeout has passed.
     Status when_not_busy(const std::function<Status()> &order) const;
     Status begin_whole(const Range &range, const residency::Grant &grant, void *stream);
     Status stream_id(residency::PlaceId place, void *stream, memory::DeviceStreams::Id *id_out);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Orders and their judges.
+// The alternative orders, and how they are judged.
 #include "lib/schedule/advice/advice.h"
 
 #include <algorithm>
@@ -13,11 +13,11 @@ using residency::PlaceId;
 using residency::TensorSpec;
 using residency::Tier;
 
-constexpr double kSavesAtLeast = 0.02;    // of the bytes now; less is within what a replay can tell
-constexpr double kSlowerAtMost = 0.05;    // of the time now, which a replay knows less well
-constexpr uint32_t kBlocksAtLeast = 256;  // of a place, whatever its blocks are made
+constexpr double kSavesAtLeast = 0.02;    // of the present bytes; less is within a replay's error
+constexpr double kSlowerAtMost = 0.05;    // of the present time, which a replay knows less well
+constexpr uint32_t kBlocksAtLeast = 256;  // of a place, below which blocks are not made larger
 
-// Each by itself, those first that tell most of a step with so few.
+// Policies that need no plan of keeping, the most telling first.
 std::vector<Candidate> candidates(const std::vector<TensorSpec> &specs)
 {
     std::vector<Candidate> first = {{Rule::kNextUse, 0}, {Rule::kNextUse, 1}};
@@ -41,7 +41,7 @@ OrderCost cost_of(const Machine &machine, const Verdict &verdict)
         const bool to_nvme = tier(link.to) == Tier::kNvme;
         if (from_nvme) cost.nvme_read_bytes += bytes;
         if (to_nvme) cost.nvme_write_bytes += bytes;
-        // What storage cannot reach goes by way of the host.
+        // Paths between storage and a device without direct access pass through the host.
         const bool in = tier(link.to) == Tier::kDevice;
         const bool out = tier(link.from) == Tier::kDevice;
         const bool in_by_host = !from_nvme || !machine.config.places[link.to].storage_reaches();
@@ -53,7 +53,7 @@ OrderCost cost_of(const Machine &machine, const Verdict &verdict)
     return cost;
 }
 
-// By the best of so many policies.
+// With the best of the first `policies` candidates.
 Result<OrderCost> judge_order(const Machine &machine, const std::vector<TensorSpec> &specs,
                               const Step &step, size_t policies)
 {
@@ -68,7 +68,7 @@ Result<OrderCost> judge_order(const Machine &machine, const std::vector<TensorSp
     return cost_of(machine, *best);
 }
 
-// As large as its tensors need: those that are new have room in the farthest place.
+// Enlarged for the new tensors, which have room in the farthest place.
 Machine with_room_for(const Machine &machine, const std::vector<TensorSpec> &specs, size_t from)
 {
     Machine larger = machine;
@@ -128,7 +128,7 @@ std::vector<Alternative> alternatives_of(const std::vector<TensorSpec> &specs, c
     return found;
 }
 
-// Two changes at once are worth it only where each adds to the other.
+// Both changes at once are advised only if each adds to the other.
 void drop_needless_both(std::vector<Advice> &advices)
 {
     uint64_t least = UINT64_MAX;
@@ -142,7 +142,7 @@ void drop_needless_both(std::vector<Advice> &advices)
     });
 }
 
-// The same bytes in blocks twice as large.
+// Doubles the block size, with the same bytes at each place.
 bool coarsen(Machine &machine)
 {
     for (const residency::PlaceConfig &place : machine.config.places) {
@@ -152,7 +152,7 @@ bool coarsen(Machine &machine)
     }
     machine.config.block_bytes *= 2;
     for (residency::PlaceConfig &place : machine.config.places) {
-        // Behind the last block of a tensor there is more that is not used.
+        // the farthest place keeps its blocks, as tensors waste more in larger ones
         if (place.tier != Tier::kNvme) place.blocks /= 2;
     }
     return true;
@@ -195,7 +195,7 @@ Result<std::vector<Advice>> advise(const Machine &machine, const std::vector<Ten
         const Machine larger = with_room_for(coarse, alternative.order.specs, specs.size());
         Result<OrderCost> then =
             judge_order(larger, alternative.order.specs, alternative.order.step, policies);
-        if (!then.ok()) continue;  // it needs more room than there is
+        if (!then.ok()) continue;  // needs more room than the machine has
         Advice advice = alternative.advice;
         advice.now = now.value();
         advice.then = then.value();

@@ -7,7 +7,7 @@
 
 namespace stepwell::schedule {
 
-// Of one step.
+// The cost of a step.
 struct OrderCost {
     uint64_t nvme_read_bytes = 0;
     uint64_t nvme_write_bytes = 0;
@@ -27,23 +27,23 @@ struct Advice {
     AdviceKind kind = AdviceKind::kGroup;
     OrderCost now;
     OrderCost then;
-    uint32_t micro_batches = 0;  // that are grouped; 0: none are
-    uint32_t parts = 0;          // of each
-    uint32_t visits = 0;         // of the update that is reversed; 0: it is not
+    uint32_t micro_batches = 0;  // grouped micro-batches; 0: not grouped
+    uint32_t parts = 0;          // of each micro-batch
+    uint32_t visits = 0;         // of the reversed update; 0: not reversed
 };
 
-// What a replay of the step has to go through: fetches and blocks. It takes about a microsecond for
-// each, and each policy is five steps.
+// The work of a replay of the step: its fetches and blocks. A replay takes about a microsecond for
+// each, and judging one policy replays five steps.
 uint64_t replay_work(const Machine &machine, const std::vector<residency::TensorSpec> &specs,
                      const Step &step);
-// So much is replayed for each order; what has more is replayed in larger blocks, and refused where
-// that does not help.
+// The work aimed at for each order: larger steps are replayed in larger blocks, and refused if
+// they exceed the maximum even so.
 constexpr uint64_t kReplayWork = 100'000;
 constexpr uint64_t kReplayWorkMax = 4 * kReplayWork;
 
-// What saves most first; none where the present order is the best. Each order is judged by the
-// policy that is best for it, of as many as the work allows. LIMIT where the step is too large;
-// else an error says why the machine cannot go through it.
+// The orders that save most first; empty if the present order is the best. Each is judged with its
+// best policy, of as many policies as the work allows. LIMIT if the step is too large; other
+// errors say why the machine cannot run it.
 Result<std::vector<Advice>> advise(const Machine &machine,
                                    const std::vector<residency::TensorSpec> &specs,
                                    const Step &step);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds the micro-batches of a step: the program's fetches repeat themselves, the same tensors at
-// the same places of each turn but for what a turn writes for itself. Then a part of all turns
-// together, part after part; parts are as small as views and dependencies allow.
+// Finds the micro-batches of a step: the program's fetches repeat, with the same tensors in the
+// same order in each turn, apart from those that a turn writes for itself. Then runs each part for
+// all turns, part after part; parts are as small as open views and dependencies allow.
 #include "lib/schedule/advice/reorder.h"
 #include "lib/schedule/advice/weave.h"
 
@@ -19,10 +19,10 @@ using residency::TensorId;
 using residency::TensorSpec;
 
 constexpr size_t kUsesApart = 16;   // of a tensor within one micro-batch, at most
-constexpr size_t kUsesLooked = 64;  // of a tensor, when looking for how long a turn is
+constexpr size_t kUsesLooked = 64;  // of a tensor, when the length of a turn is determined
 constexpr size_t kPeriodsTried = 32;
 
-// Fetches of one tensor that follow each other, and what comes behind them until the next one.
+// Consecutive fetches of one tensor, and the events after them up to the next token.
 struct Token {
     uint64_t key = 0;  // equal in all turns
     TensorId tensor = residency::kNone;
@@ -30,7 +30,7 @@ struct Token {
     bool cut = false;
 };
 
-// Where turns stand: the tokens [begin, begin + turns x length).
+// The tokens [begin, begin + count x length).
 struct Turns {
     size_t begin = 0;
     size_t length = 0;
@@ -43,7 +43,7 @@ struct Program {
     const Step &step;
     const EventList &lane;
     std::vector<Token> tokens;
-    std::vector<bool> own;  // per tensor: another turn may have another one in its place
+    std::vector<bool> own;  // by tensor: it may be another one in each turn
     [[nodiscard]] const Event &event(size_t at) const { return step[lane[at]]; }
     [[nodiscard]] size_t begin_of(size_t token) const
     {
@@ -51,7 +51,7 @@ struct Program {
     }
 };
 
-// What the step writes before it reads it, what one fetch alone uses, and activations.
+// Tensors that the step writes before it reads them, those fetched once, and activations.
 std::vector<bool> find_own(const std::vector<TensorSpec> &specs, const Step &step)
 {
     std::vector<bool> own(specs.size());
@@ -89,7 +89,7 @@ void find_tokens(Program &program)
     }
 }
 
-// Distances at which tensors that all turns share are used again, the most usual first.
+// Distances between uses of tensors shared by all turns, the most frequent first.
 std::vector<size_t> lengths_of(const Program &program)
 {
     std::unordered_map<TensorId, std::vector<size_t>> uses;
@@ -105,7 +105,7 @@ std::vector<size_t> lengths_of(const Program &program)
             }
         }
     }
-    std::vector<std::pair<size_t, size_t>> order;  // how usual, how long
+    std::vector<std::pair<size_t, size_t>> order;  // frequency, length
     order.reserve(counts.size());
     for (const auto &[length, count] : counts) order.emplace_back(count, length);
     std::sort(order.begin(), order.end(), [](const auto &a, const auto &b) {
@@ -129,7 +129,7 @@ bool can_part(const Program &program, const Turns &turns)
     return std::any_of(first, last, [&](const Token &token) { return !program.own[token.tensor]; });
 }
 
-// The most of the step that goes in turns of this length.
+// The turns of this length that cover most of the step.
 Turns find_turns(const Program &program, size_t length)
 {
     Turns best;
@@ -163,7 +163,7 @@ Turns find_turns(const Program &program)
     return best;
 }
 
-// Walks over the events of all turns, in the order in which they are.
+// Visits the events of all turns in their order.
 template <class Body> void each_event(const Program &program, const Turns &turns, Body &&body)
 {
     for (size_t turn = 0; turn < turns.count; ++turn) {
@@ -176,7 +176,7 @@ template <class Body> void each_event(const Program &program, const Turns &turns
     }
 }
 
-// A tensor that each turn writes anew: for the last of them it stays what it is.
+// Copies of tensors that each turn overwrites; the last turn uses the original.
 class Copies {
 public:
     Copies(const Program &program, const Turns &turns)
@@ -206,7 +206,7 @@ public:
             if (mine.anew && mine.turns > 1) last_turn_[tensor] = mine.turn;
         }
     }
-    // The number of it in that turn; `specs` grows with each new one.
+    // The tensor that this turn uses; a new one is appended to `specs`.
     TensorId in(size_t turn, TensorId tensor, std::vector<TensorSpec> *specs)
     {
         const auto last = last_turn_.find(tensor);
@@ -222,7 +222,7 @@ private:
     std::unordered_map<uint64_t, TensorId> made_;
 };
 
-// What may be done to a tensor by one turn beside another.
+// Accesses to a tensor, by whether turns may exchange their order.
 enum class Kind : uint8_t { kRead, kSum, kChange };
 
 Kind kind_of(const TensorSpec &spec, const Event &event)
@@ -234,8 +234,8 @@ Kind kind_of(const TensorSpec &spec, const Event &event)
     return Kind::kRead;
 }
 
-// Two tokens stay in one part where a later turn's first one must not go before an earlier turn's
-// second one.
+// Two tokens are joined in one part if a later turn's first must not run before an earlier turn's
+// second.
 class Joints {
 public:
     explicit Joints(size_t tokens) : begins_(tokens + 1), ends_(tokens + 1) {}
@@ -258,7 +258,7 @@ public:
         }
         uses.now[mine] = std::max(uses.now[mine], token + 1);
     }
-    // Per token: it stays with the one before.
+    // By token: it is joined with the one before.
     [[nodiscard]] std::vector<bool> joined() const
     {
         std::vector<bool> joined(begins_.size() - 1);
@@ -282,7 +282,7 @@ private:
     std::vector<size_t> ends_;
 };
 
-// Where a view is open in some turn, tokens stay together as well.
+// Joins tokens while a view is open in some turn.
 void join_held(const Program &program, const Turns &turns, std::vector<bool> &joined)
 {
     for (size_t token = 1; token < turns.length; ++token) {
@@ -293,7 +293,7 @@ void join_held(const Program &program, const Turns &turns, std::vector<bool> &jo
     }
 }
 
-// The lane with each part of all turns together; returns how many parts a turn has.
+// Reorders the lane so that each part runs for all turns; returns the number of parts.
 uint32_t turn_over(const Program &program, const Turns &turns, const std::vector<bool> &joined,
                    EventList *lane)
 {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Other orders of a step that compute the same: what a program could do instead. Only the order
-// changes, and the tensors that each micro-batch then needs of its own. Whoever writes a tensor
-// stays before whoever reads it; sums into gradients alone may come in another order.
-// Pure; one thread.
+// Alternative orders of a step with the same results. Only the order changes, and the tensors that
+// each micro-batch then needs for itself. Writers of a tensor stay before its readers; only sums
+// into gradients may change their order. Pure; one thread.
 #pragma once
 
 #include "lib/schedule/trace/step.h"
@@ -13,16 +12,17 @@ namespace stepwell::schedule {
 
 struct Order {
     Step step;
-    // As before; behind them those that are written anew by each micro-batch, once for each more.
+    // The step's own, followed by a copy for each further micro-batch of those that each one
+    // overwrites.
     std::vector<residency::TensorSpec> specs;
-    uint32_t times = 0;  // micro-batches; or parameters that are updated
-    uint32_t parts = 0;  // of a micro-batch, each of which runs for all of them: layers, say
+    uint32_t times = 0;  // micro-batches; or updated parameters
+    uint32_t parts = 0;  // of a micro-batch, e.g. layers; each runs for all micro-batches
 };
 
-// All micro-batches of a part together, where the step runs one micro-batch after the other.
+// Each part runs for all micro-batches, if the step runs one micro-batch after the other.
 std::optional<Order> group_micro_batches(const std::vector<residency::TensorSpec> &specs,
                                          const Step &step);
-// The optimizer begins with what it ends with now.
+// The optimizer updates in the reverse order.
 std::optional<Order> reverse_update(const std::vector<residency::TensorSpec> &specs,
                                     const Step &step);
 

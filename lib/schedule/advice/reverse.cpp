@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The optimizer's part backwards. It is what the library updates beside the program, else the run
-// of pieces of the program that change parameters. What shares a tensor is one visit and keeps its
-// own order; passes that do different things, as a norm before the update, stay one after another.
+// Reverses the optimizer's part: the updates of the library beside the program, else the pieces of
+// the program that change parameters. Pieces that share a tensor form one visit and keep their
+// order; passes that do different things, as a norm before the update, stay in sequence.
 #include "lib/schedule/advice/reorder.h"
 #include "lib/schedule/advice/weave.h"
 
@@ -19,14 +19,14 @@ using residency::Access;
 using residency::TensorId;
 using residency::TensorSpec;
 
-// From a cut to the next one, in the order of the lane.
+// The events of a lane from one cut to the next.
 struct Piece {
     size_t begin = 0;
     size_t end = 0;
-    uint32_t roles = 0;  // a bit per role that it uses; 0: it is not of an update
+    uint32_t roles = 0;  // a bit for each role that it uses; 0: not part of an update
 };
 
-// Sets that are merged until each is a visit.
+// Merges pieces that share tensors into visits.
 class Visits {
 public:
     size_t find(TensorId tensor)
@@ -70,7 +70,7 @@ bool is_parameter(const TensorSpec &spec, const Count &count)
     return spec.role == STW_ROLE_OTHER && count.changes == 1 && count.reads > 0;
 }
 
-// Of the program's own pieces those that change what an optimizer changes.
+// The program's own pieces; those without changes to what an optimizer changes have no roles.
 std::vector<Piece> pieces_of(const std::vector<TensorSpec> &specs, const Step &step,
                              const std::vector<Count> &counts, const EventList &lane)
 {
@@ -100,8 +100,9 @@ std::vector<Piece> pieces_of(const std::vector<TensorSpec> &specs, const Step &s
     return pieces;
 }
 
-// A backward that updates what it passes is no optimizer: its order is the model's. It reads each
-// parameter once, in the forward; where an optimizer follows, the backward has read it as well.
+// A backward pass that updates as it goes is not an optimizer: the model determines its order. It
+// reads each parameter once, in the forward; with an optimizer after it, the backward has read it
+// too.
 bool may_turn(const std::vector<TensorSpec> &specs, const Step &step,
               const std::vector<Count> &counts, const EventList &lane, const Piece &first,
               const Piece &last)
@@ -117,7 +118,7 @@ bool may_turn(const std::vector<TensorSpec> &specs, const Step &step,
     return read_twice >= 0;
 }
 
-// The events of the pieces [begin, end), the visit that came last first. Returns their number.
+// Reverses the visits in the pieces [begin, end). Returns their number.
 uint32_t reverse(const Step &step, const std::vector<Piece> &pieces, size_t begin, size_t end,
                  EventList *lane)
 {
@@ -130,13 +131,13 @@ uint32_t reverse(const Step &step, const std::vector<Piece> &pieces, size_t begi
         }
     }
     std::vector<EventList> lists;
-    std::map<size_t, size_t> list_of;  // by the visit's number
+    std::map<size_t, size_t> list_of;  // by number of the visit
     const auto list = [&](TensorId tensor) -> EventList & {
         const auto [at, made] = list_of.try_emplace(visits.find(tensor), lists.size());
         if (made) lists.emplace_back();
         return lists[at->second];
     };
-    // What dies goes behind the visit that used it: a discard may come in the middle of another.
+    // Discards follow the visit that used the tensor, as they may come within another one.
     EventList deaths;
     for (size_t i = begin; i < end; ++i) {
         for (size_t at = pieces[i].begin; at < pieces[i].end; ++at) {
@@ -157,7 +158,7 @@ uint32_t reverse(const Step &step, const std::vector<Piece> &pieces, size_t begi
     return static_cast<uint32_t>(lists.size());
 }
 
-// How many visits the largest pass has that is in another order now; 0: there is none.
+// The number of visits in the largest pass whose order was changed; 0: none.
 uint32_t reverse_passes(const std::vector<TensorSpec> &specs, const Step &step, EventList *lane)
 {
     const std::vector<Count> counts = count_fetches(step, specs.size());

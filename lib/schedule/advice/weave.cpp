@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lanes keep about the pace that they had beside each other, as far as their tensors allow.
+// Lanes keep their relative pace as far as their tensors allow.
 #include "lib/schedule/advice/weave.h"
 
 #include <algorithm>
@@ -19,10 +19,10 @@ bool changes(const Event &event)
     return event.act == Act::kDiscard || event.hint == Hint::kDiscard;
 }
 
-// Those that one lane changes and both use.
+// Tensors that both lanes use and one changes.
 std::unordered_set<TensorId> contested(const Step &step)
 {
-    std::unordered_map<TensorId, uint32_t> seen;  // a bit per lane, and one for a change
+    std::unordered_map<TensorId, uint32_t> seen;  // a bit for each lane, and one for a change
     for (const Event &event : step) {
         seen[event.tensor] |= 1u << static_cast<uint32_t>(event.lane);
         if (changes(event)) seen[event.tensor] |= 1u << kLanes;
@@ -34,7 +34,7 @@ std::unordered_set<TensorId> contested(const Step &step)
     return tensors;
 }
 
-// Per event of the first lane, how many of the other one, in its new order, have to go before it.
+// By event of `lane`: how many events of `other`, in its new order, must precede it.
 std::vector<size_t> needs(const Step &step, const EventList &lane, const EventList &other,
                           const std::unordered_set<TensorId> &tensors)
 {
@@ -42,7 +42,7 @@ std::vector<size_t> needs(const Step &step, const EventList &lane, const EventLi
         size_t event = 0;
         size_t count = 0;
     };
-    std::unordered_map<TensorId, std::vector<Before>> before;  // ascending in both
+    std::unordered_map<TensorId, std::vector<Before>> before;  // ascending in both fields
     std::vector<Before> ranks(other.size());
     for (size_t i = 0; i < other.size(); ++i) ranks[i] = {other[i], i + 1};
     std::sort(ranks.begin(), ranks.end(),
@@ -103,7 +103,7 @@ std::optional<Step> weave(const Step &step, const std::array<EventList, kLanes> 
     const std::unordered_set<TensorId> tensors = contested(step);
     const std::vector<size_t> program_needs = needs(step, program, update, tensors);
     const std::vector<size_t> update_needs = needs(step, update, program, tensors);
-    std::vector<size_t> pace;  // of the update lane: so many of the program were before its events
+    std::vector<size_t> pace;  // by update event: program events before it in the step
     size_t passed = 0;
     for (const Event &event : step) {
         if (event.lane == Lane::kProgram) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Flights: prefetches that were asked for and have not ended, and the link time and bytes that they
-// take together.
-// Pure; one thread at a time.
+// Flights: prefetches that were asked for and have not ended, with their total link time and
+// bytes. Pure; one thread at a time.
 #pragma once
 
 #include "lib/residency/types.h"
@@ -15,7 +14,7 @@ namespace stepwell::schedule {
 
 struct Flight {
     uint64_t turn = 0;
-    uint64_t position = 0;  // in it, of the use
+    uint64_t position = 0;  // of the use, within the turn
     uint64_t cost_ns = 0;
     uint64_t bytes = 0;
     residency::PlaceId place = residency::kNoPlace;
@@ -24,7 +23,7 @@ struct Flight {
 class Flights {
 public:
     void add(residency::FetchId fetch, const Flight &flight);
-    // It has ended. Nothing: it is not one of these.
+    // When the fetch has ended. nullopt: not one of these.
     std::optional<Flight> take(residency::FetchId fetch);
 
     [[nodiscard]] size_t count() const { return by_fetch_.size(); }

@@ -14,27 +14,27 @@ using residency::kNever;
 using residency::PlaceId;
 
 constexpr size_t kItemsMax = 2048;
-constexpr size_t kAnewMax = 32;            // of the next ones, looked at each time ...
-constexpr uint64_t kAnewBlocksMax = 1024;  // ... unless they are large
-constexpr uint8_t kAgainMax = 2;  // of two that push each other out neither is brought for ever
+constexpr size_t kAnewMax = 32;            // of the next items, examined again each time ...
+constexpr uint64_t kAnewBlocksMax = 1024;  // ... up to so many blocks
+constexpr uint8_t kAgainMax = 2;  // two tensors that evict each other are not prefetched for ever
 constexpr uint64_t kAnewPerEviction = 64;         // blocks
-constexpr uint32_t kBusyMax = 8;                  // passed by, of those that somebody has
-constexpr Instant kInFlightNs = 20'000'000;       // of transfers asked for and not over ...
-constexpr Instant kEvictingNs = 12'000'000;       // ... while something has to leave for them
-constexpr Instant kPieceNs = 8'000'000;           // ... at most each, of a large tensor
-constexpr uint64_t kFlyingShare = 4;              // of a place, of what flies there then ...
-constexpr uint64_t kAheadShare = 4;               // ... left by that and by what waits for its use
-constexpr int64_t kMarginNs = 1'000'000;          // a start that is late by this is still safe
-constexpr Instant kSoonestNs = kMarginNs / 4;     // until the next look at a start
-constexpr Instant kRetryNs = 500'000;             // after a hint was refused, twice as much ...
-constexpr Instant kRetryMostNs = 16'000'000;      // ... after each that is, up to this
+constexpr uint32_t kBusyMax = 8;                  // items skipped because they are in use
+constexpr Instant kInFlightNs = 20'000'000;       // link time of prefetches in flight, at most ...
+constexpr Instant kEvictingNs = 12'000'000;       // ... if they have to evict ...
+constexpr Instant kPieceNs = 8'000'000;           // ... and each piece of a large tensor
+constexpr uint64_t kFlyingShare = 4;              // of a place, in flight to it while evicting ...
+constexpr uint64_t kAheadShare = 4;               // ... kept free of that and of unused prefetches
+constexpr int64_t kMarginNs = 1'000'000;          // a start that is late by this much is still safe
+constexpr Instant kSoonestNs = kMarginNs / 4;     // at the least until the next look at a start
+constexpr Instant kRetryNs = 500'000;             // after a hint was refused; doubled ...
+constexpr Instant kRetryMostNs = 16'000'000;      // ... by each further refusal, up to this
 constexpr uint64_t kPollShare = 8;                // of the time to the next fetch, but ...
 constexpr Instant kPollFirstNs = 1'000'000;       // ... at least this, and ...
-constexpr Instant kPollLastNs = 64'000'000;       // ... at most this, also while it does not come
-constexpr int64_t kDoubt = 2;                     // bandwidths are shared and gaps vary
-constexpr size_t kLaterMax = 64;                  // uses behind what has room
+constexpr Instant kPollLastNs = 64'000'000;       // ... at most this, also if it does not come
+constexpr int64_t kDoubt = 2;                     // factor: bandwidths are shared and gaps vary
+constexpr size_t kLaterMax = 64;                  // uses after those with room
 constexpr int64_t kLaterDoubtShare = 8;           // of the time that their bytes take
-constexpr uint64_t kSlowBytesPerS = 500'000'000;  // of a link that nobody measured
+constexpr uint64_t kSlowBytesPerS = 500'000'000;  // of a link that was not measured
 
 uint64_t ns_of(uint64_t bytes, uint64_t bytes_per_s)
 {
@@ -42,7 +42,7 @@ uint64_t ns_of(uint64_t bytes, uint64_t bytes_per_s)
     return static_cast<uint64_t>(static_cast<double>(bytes) * 1e9 / speed);
 }
 
-// The bytes that may be prefetched for it; none if its place is not fixed or it may not be used.
+// The bytes that may be prefetched for the use; none if its place is not fixed or it is unsure.
 residency::Lack lack_of(const residency::Core &core, const Expected &use, PlaceId place)
 {
     if (use.unsure || use.request.place == residency::kAnyCpuPlace) return {};
@@ -78,7 +78,7 @@ void Lookahead::set_bandwidth(PlaceId from, PlaceId to, uint64_t bytes_per_s)
     bytes_per_s_[from][to] = bytes_per_s;
 }
 
-// Passed uses free their room; another order ahead is examined from its beginning.
+// Passed uses free their room; after a change of order all items are examined again.
 void Lookahead::follow(const Forecast &forecast)
 {
     const bool other = forecast.turn() != turn_ || forecast.passed() < passed_;
@@ -123,8 +123,8 @@ uint64_t Lookahead::cost_of(const residency::Lack &lack) const
     return cost;
 }
 
-// At the place where the CPU works on it, and only bytes on the disk: bytes in memory need no
-// prefetch. Of far uses only those that go to the host tier, as the other places are full.
+// To the place where the CPU works on it, and only bytes from the disk: those in memory need no
+// prefetch. Of far uses only those at the host tier, as the other places are full.
 bool Lookahead::bring_update(const residency::Core &core, Item &item, Zone zone)
 {
     const residency::Lack lack = item.use.unsure ? residency::Lack{} : core.lack(item.use.request);
@@ -153,7 +153,7 @@ bool Lookahead::bring_near(const residency::Core &core, Item &item)
     if (item.use.update) return bring_update(core, item, Zone::kNear);
     const residency::Lack lack = lack_of(core, item.use, item.use.request.place);
     if (lack.place == residency::kNoPlace || lack.place == nvme_) {
-        give_room(item);  // destroyed, say, or it comes piece by piece with hints of its own
+        give_room(item);  // destroyed, or copied piece by piece with hints of its own
         set_lacks(item, false);
         item.zone = Zone::kNear;
         return true;
@@ -174,8 +174,7 @@ bool Lookahead::bring_near(const residency::Core &core, Item &item)
     return true;
 }
 
-// As far as the host tier: room for all uses after the near ones, bytes of tensors on the disk
-// only.
+// As far as the host tier: room for all uses after the near ones, but only bytes on the disk.
 bool Lookahead::bring_far(const residency::Core &core, Item &item)
 {
     if (item.use.update) return bring_update(core, item, Zone::kFar);
@@ -234,22 +233,21 @@ void Lookahead::extend(const residency::Core &core, const Forecast &forecast)
     do {
         if (items_.back().zone == Zone::kFar) continue;
         if (bring_far(core, items_.back())) continue;
-        // From this use on there is no room in either tier until then.
+        // Neither tier has room from this use on.
         horizon_[full] = distance(items_.size() - 1);
         if (items_.size() - 1 > near_) horizon_[host_] = horizon_[full];
         return;
     } while (append());
 }
 
-// The items that are near or far.
 size_t Lookahead::known_items() const
 {
     const bool out = !items_.empty() && items_.back().zone == Zone::kOut;
     return items_.size() - out;
 }
 
-// Uses after all that have room: they cannot be prefetched yet, but will need the link. One use per
-// tensor is enough, as it may stay.
+// Uses after all that have room: they cannot be prefetched yet, but will need the link. The first
+// use of each tensor is enough, as it may stay afterwards.
 void Lookahead::look_later(const residency::Core &core, const Forecast &forecast)
 {
     if (knows_later_) return;
@@ -274,8 +272,9 @@ void Lookahead::look_later(const residency::Core &core, const Forecast &forecast
     }
 }
 
-// Without the time until item 0 is due and what flies, which alone go on while nothing changes. No
-// more is looked at than until an item has so little that it is late, and with it all before it.
+// Relative to the time when item 0 is due, and without flights: only these two change while
+// nothing else does. Stops at the first item that is late for `enough`, which makes all before it
+// late too.
 void Lookahead::find_slack(size_t first, int64_t enough)
 {
     slack_.changes = changes_;
@@ -330,8 +329,8 @@ Instant Lookahead::latest_start(const Forecast &forecast, Instant now, size_t fi
     return latest == INT64_MAX ? kNever : static_cast<Instant>(std::max<int64_t>(latest, 0));
 }
 
-// An early prefetch takes room that a known use needs: only as much is in flight as keeps the links
-// busy. Pieces of a tensor that has begun to arrive follow.
+// An early prefetch takes room from known uses, so only as much is in flight as keeps the links
+// busy. Further pieces of a tensor that has begun to arrive are allowed.
 bool Lookahead::may_evict(const residency::Core &core, const Item &item) const
 {
     const uint64_t flying = flying_.bytes(item.place);
@@ -358,8 +357,7 @@ Instant Lookahead::Poll::next(uint64_t turn, uint64_t passed, uint64_t gap_ns, I
     return at_;
 }
 
-// Hits and releases of them make room without a call of this class. Looks for other reasons do not
-// count.
+// Hits and their releases free room without an event. Looks for other reasons do not count.
 void Lookahead::poll_later(Instant now)
 {
     const bool all_fits = std::all_of(horizon_.begin(), horizon_.end(),
@@ -382,8 +380,8 @@ std::optional<residency::FetchAsked> Lookahead::next(const residency::Core &core
     return asked;
 }
 
-// Of the next ones: what was there when it came near may have left since. The more blocks that is,
-// the more evictions are waited for: of each so many are looked at.
+// Examines the next items again, as what they need may have been evicted since. The more blocks
+// are examined, the more evictions are awaited before the next time.
 void Lookahead::look_anew(const residency::Core &core)
 {
     uint64_t evictions = 0;
@@ -415,8 +413,8 @@ void Lookahead::look_anew(const residency::Core &core)
     look_at_ = evictions + 1 + looked_at / kAnewPerEviction;
 }
 
-// To the first bytes that it lacks, as halving finds them. Where views need runs of slots all of
-// them find their room at once.
+// Cuts the request to the first bytes that are lacking, by halving. At places whose views need
+// runs of slots it is not cut, so that all find room together.
 void Lookahead::cut(const residency::Core &core, residency::Request &request, residency::Lack &lack,
                     uint64_t bytes_max) const
 {
@@ -437,7 +435,7 @@ void Lookahead::cut(const residency::Core &core, residency::Request &request, re
     }
 }
 
-// The item needs an eviction: not yet, if later is early enough.
+// The item needs an eviction: false if starting later is early enough.
 bool Lookahead::may_start(const residency::Core &core, const Forecast &forecast, Instant now,
                           size_t index)
 {
@@ -445,7 +443,7 @@ bool Lookahead::may_start(const residency::Core &core, const Forecast &forecast,
     look_later(core, forecast);
     const Instant start = latest_start(forecast, now, index);
     if (start <= now) return true;
-    // Where a program stands still, so does what is left until the start: no sooner than that.
+    // While a program stands still its deadlines move on: look again no sooner than this.
     wake_ = std::min(wake_, std::max(start, now + kSoonestNs));
     return false;
 }
@@ -467,7 +465,7 @@ std::optional<residency::FetchAsked> Lookahead::propose(const residency::Core &c
             wake_ = std::min(wake_, refusal.until);
             continue;
         }
-        // Without any room it is too early, no matter what the item lacks.
+        // Without any free room it is too early, whatever the item lacks.
         const bool full = free == 0;
         if (full && !may_start(core, forecast, now, i)) return {};
         residency::Request request = item.use.request;
@@ -476,14 +474,14 @@ std::optional<residency::FetchAsked> Lookahead::propose(const residency::Core &c
         request.byte_begin += item.asked_bytes;
         request.byte_count -= item.asked_bytes;
         residency::Lack lack = core.lack(request);
-        // An update that has begun has all of its tensors: these are passed by.
+        // An update that has begun uses all of its tensors: these are skipped without a limit.
         if (lack.busy && !item.use.update && ++busy > kBusyMax) return {};
-        if (lack.busy) continue;  // a hint would wait for its present user, maybe for long
+        if (lack.busy) continue;  // a hint would wait for the present user, possibly for long
         set_lacks(item, lack.readable && lack.bytes > 0);
         if (!item.lacks) continue;
         const bool evicts = !full && free < lack.bytes;
         if (evicts && !may_start(core, forecast, now, i)) return {};
-        // After a refusal only as much as has room: the rest may have to wait for views.
+        // After a refusal ask only for what has room: the rest may have to wait for views.
         const bool again = evicts && refusal.pause_ns > 0;
         if (full || evicts) cut(core, request, lack, again ? free : kNever);
         refusal.room_tried |= now < refusal.until;
@@ -526,7 +524,7 @@ bool Lookahead::ended(residency::FetchId fetch, End end)
         landed_bytes_[flight.place] += flight.bytes;
     }
     if (end == End::kNoRoom) {
-        // A program that computes, or is at rest, may leave it so for long.
+        // A program that computes or rests may not free room for long.
         Refusal &refusal = refused_[flight.place];
         refusal.pause_ns = std::clamp(2 * refusal.pause_ns, kRetryNs, kRetryMostNs);
         refusal.until = now_ + refusal.pause_ns;
@@ -540,7 +538,7 @@ bool Lookahead::ended(residency::FetchId fetch, End end)
     return true;
 }
 
-// Null: the use is over, or needs another place by now.
+// Null: the use has passed, or is at another place now.
 Lookahead::Item *Lookahead::item_of(const Flight &flight)
 {
     const bool ahead = flight.turn == turn_ && flight.position >= passed_ &&

@@ -26,28 +26,28 @@ class Lookahead {
 public:
     Lookahead(residency::PlaceId host, residency::PlaceId nvme);
     Lookahead(Lookahead &&) = default;  // no copies: items point to rooms
-    // Measured; 0: unknown, treated as a slow link.
+    // As measured; 0: unknown, treated as a slow link.
     void set_bandwidth(residency::PlaceId from, residency::PlaceId to, uint64_t bytes_per_s);
 
     // The prefetch to request from the core now. After asked() call it again, until there is none.
     std::optional<residency::FetchAsked> next(const residency::Core &core, const Forecast &forecast,
                                               residency::Instant now);
-    void asked(residency::FetchId fetch);  // the number of the fetch that next() returned
-    // A prefetch that found no room is proposed again, one that failed is left to the demand.
-    // False: not one of these.
+    void asked(residency::FetchId fetch);  // the fetch made of next()'s proposal
+    // A prefetch that found no room is proposed again; one that failed is left to the demand
+    // fetch. False: not one of these.
     enum class End : uint8_t { kThere, kNoRoom, kFailed };
     bool ended(residency::FetchId fetch, End end);
-    // When next() may have another result without any other event; kNever.
+    // When next() may have another result without any event; or kNever.
     [[nodiscard]] residency::Instant wake() const { return wake_; }
     [[nodiscard]] size_t in_flight() const { return flying_.count(); }
     [[nodiscard]] std::vector<residency::FetchId> fetches() const { return flying_.fetches(); }
 
-    // Accesses from now until what is expected fits neither the place nor, behind a device, the
-    // host tier: tensors that are used later than that must go to the disk until then. kNever while
-    // all that is known fits.
+    // Accesses from now until the expected uses fit neither the place nor, for a device, the host
+    // tier: tensors that are used later must go to the disk until then. kNever if all known uses
+    // fit.
     [[nodiscard]] uint64_t horizon(residency::PlaceId place) const { return horizon_[place]; }
 
-    // Its largest size, with all tables full.
+    // With all tables full.
     [[nodiscard]] static uint64_t metadata_bytes_max();
 
 private:
@@ -55,32 +55,32 @@ private:
     struct Item {
         Expected use;
         Zone zone = Zone::kOut;
-        bool lacks = false;                              // bytes, at the place it is to be brought
-        uint32_t flying = 0;                             // asked for, and not answered yet
-        bool left = false;                               // to the demand, as it failed
-        uint8_t again = 0;                               // times it was brought after it had left
-        residency::PlaceId place = residency::kNoPlace;  // that one
-        RoomTable::Room *room = nullptr;                 // there; of rooms_
-        uint64_t room_bytes = 0;                         // taken of it
-        uint64_t cost_ns = 0;                            // of what it lacks
-        uint64_t asked_bytes = 0;                        // of its first ones, piece by piece
-        uint64_t landed_bytes = 0;                       // brought for it
+        bool lacks = false;                              // bytes to be prefetched
+        uint32_t flying = 0;                             // prefetches asked for and not answered
+        bool left = false;                               // left to the demand fetch after a failure
+        uint8_t again = 0;                               // prefetches repeated after an eviction
+        residency::PlaceId place = residency::kNoPlace;  // where the bytes are wanted
+        RoomTable::Room *room = nullptr;                 // at `place`, in rooms_
+        uint64_t room_bytes = 0;                         // room that the use needs there
+        uint64_t cost_ns = 0;                            // to transfer what it lacks
+        uint64_t asked_bytes = 0;                        // asked for so far, from the first on
+        uint64_t landed_bytes = 0;                       // prefetched for it
     };
-    struct Later {  // a use behind all items
+    struct Later {  // a use after all items
         residency::TensorId tensor = residency::kNone;
         uint64_t compute_ns = 0;
-        uint64_t cost_ns = 0;  // of what it lacks by now
+        uint64_t cost_ns = 0;  // to transfer what it lacks at present
     };
-    // When to look again at a program that makes room unnoticed, by releases of hits: less and less
-    // often while its next fetch does not come.
+    // When to look again at a program whose hits, and the releases of those, free room without an
+    // event: less and less often while its next fetch does not come.
     class Poll {
     public:
-        // The program expects its next fetch, which has this turn and number, after `gap_ns`.
+        // The next fetch is expected after `gap_ns` and identified by `turn` and `passed`.
         residency::Instant next(uint64_t turn, uint64_t passed, uint64_t gap_ns,
                                 residency::Instant now);
 
     private:
-        uint64_t turn_ = UINT64_MAX;  // where the program was when polling began
+        uint64_t turn_ = UINT64_MAX;  // position of the program when polling began
         uint64_t passed_ = 0;
         residency::Instant from_ = 0;
         residency::Instant pause_ns_ = 0;
@@ -95,10 +95,10 @@ private:
     [[nodiscard]] bool may_start(const residency::Core &core, const Forecast &forecast,
                                  residency::Instant now, size_t index);
     void poll_later(residency::Instant now);
-    struct Refusal {  // of a hint at a place, since the program went on or one found room
-        residency::Instant until = 0;  // again not before
+    struct Refusal {  // of hints at a place; reset by progress or by a hint that found room
+        residency::Instant until = 0;  // no retry before
         residency::Instant pause_ns = 0;
-        bool room_tried = false;  // before `until`, as there was some: once, it may not be enough
+        bool room_tried = false;  // once before `until`, when room appeared
     };
 
     void follow(const Forecast &forecast);
@@ -113,11 +113,11 @@ private:
     [[nodiscard]] size_t known_items() const;
     [[nodiscard]] residency::Instant latest_start(const Forecast &forecast, residency::Instant now,
                                                   size_t first);
-    struct Slack {  // of what is due after item 0: the least time that nothing of it needs a link
+    struct Slack {  // time to spare before items are late, relative to item 0
         uint64_t changes = UINT64_MAX;
-        size_t late_at = 0;  // behind the first item that was found late; 0: none was
+        size_t late_at = 0;  // index + 1 of the first late item; 0: none
         int64_t late_ns = 0;
-        std::vector<int64_t> items_ns;  // where none was: of each item and all behind it
+        std::vector<int64_t> items_ns;  // if none is late: the least from each item on
         int64_t later_ns = INT64_MAX;
     };
     void find_slack(size_t first, int64_t enough);
@@ -129,20 +129,20 @@ private:
     std::array<std::array<uint64_t, residency::kPlacesMax>, residency::kPlacesMax> bytes_per_s_{};
     uint64_t turn_ = UINT64_MAX;
     uint64_t passed_ = 0;
-    Ring<Item> items_;    // from the next fetch on; the last one may be kOut
-    size_t near_ = 0;     // so many of the first are kNear
-    size_t lacking_ = 0;  // so many of all lack something
+    Ring<Item> items_;    // from the next fetch on; the last may be kOut
+    size_t near_ = 0;     // the first items, which are kNear
+    size_t lacking_ = 0;  // items with `lacks`
     RoomTable rooms_;
     std::array<uint64_t, residency::kPlacesMax> horizon_{};
-    std::vector<Later> later_;  // for as long as no fetch passes, once it is asked for
+    std::vector<Later> later_;  // made when needed, valid until a fetch passes
     bool knows_later_ = false;
-    uint64_t look_at_ = 0;   // evictions, after which near items are looked at anew
-    uint64_t changes_ = 0;   // of items and of what is used later
-    Slack slack_;            // for as long as nothing changes
-    bool extended_ = false;  // since the last fetch passed, by these budgets
+    uint64_t look_at_ = 0;   // evictions at which near items are examined again
+    uint64_t changes_ = 0;   // incremented when items or later uses change
+    Slack slack_;            // valid until changes_ changes
+    bool extended_ = false;  // since the last fetch, with budgets_
     std::array<uint64_t, residency::kPlacesMax> budgets_{};
     Flights flying_;
-    std::array<uint64_t, residency::kPlacesMax> landed_bytes_{};  // and not used yet
+    std::array<uint64_t, residency::kPlacesMax> landed_bytes_{};  // prefetched and not used yet
     Flight proposed_;
     std::array<Refusal, residency::kPlacesMax> refused_{};
     residency::Instant now_ = 0;

@@ -8,8 +8,8 @@ namespace {
 
 using residency::PlaceId;
 
-constexpr size_t kRoomsKept = 256;     // of tensors that have no use ahead just now
-constexpr uint64_t kReserveShare = 8;  // of a place, left to what nobody foresaw
+constexpr size_t kRoomsKept = 256;     // entries kept for tensors without upcoming uses
+constexpr uint64_t kReserveShare = 8;  // of a place, left for unforeseen uses
 constexpr uint64_t kNode = 5 * sizeof(void *) + 16;
 
 }  // namespace
@@ -22,7 +22,7 @@ RoomTable::Room *RoomTable::take(const residency::Core &core, residency::TensorI
     Room *room = found == rooms_.end() ? nullptr : &found->second;
     const uint64_t counted = room ? room->bytes : 0;
     const uint64_t more = bytes > counted ? bytes - counted : 0;
-    // What is larger than all that is given to it comes alone.
+    // A tensor larger than the shared part gets room only alone.
     const uint64_t reserve = budget / core.block_bytes() / kReserveShare * core.block_bytes();
     const bool fits = taken_[place] + more <= budget - reserve;
     if (more > 0 && !fits && taken_[place] > 0) return nullptr;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// RoomTable: the room that uses ahead of a program take at places, each tensor's once for all of
-// its uses there.
-// Pure; one thread at a time.
+// RoomTable: the room that upcoming uses need at each place, counted once for all uses of a tensor
+// there. Pure; one thread at a time.
 #pragma once
 
 #include "lib/residency/core.h"
@@ -14,20 +13,20 @@ namespace stepwell::schedule {
 
 class RoomTable {
 public:
-    struct Room {  // of a tensor at a place, for all its uses that are near or far
+    struct Room {  // of a tensor at a place, for all its near and far uses
         uint32_t uses = 0;
         uint64_t bytes = 0;
     };
 
-    // A use of the tensor takes so many bytes. Null: there is not so much. Rooms never move.
+    // Adds a use of that many bytes. Null: no room. Rooms never move.
     [[nodiscard]] Room *take(const residency::Core &core, residency::TensorId tensor,
                              residency::PlaceId place, uint64_t bytes);
-    // A use is over.
+    // Ends a use.
     void give(Room &room, residency::TensorId tensor, residency::PlaceId place);
-    // Whether a use has taken room for the tensor there.
+    // Whether the tensor has room for a use there.
     [[nodiscard]] bool has(residency::TensorId tensor, residency::PlaceId place) const;
 
-    // What the table may become.
+    // Largest size of the table.
     [[nodiscard]] static uint64_t metadata_bytes_max(uint64_t uses_max);
 
 private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The step is cut into parts so that their bounds add up to the most. Cuts are tried at a bounded
-// number of places, so that the work stays linear in the step.
+// The step is cut into parts whose bounds add up to the most. A limited number of cuts is tried,
+// so that the work stays linear in the step.
 #include "lib/schedule/plan/bound.h"
 
 #include "lib/schedule/plan/fewest.h"
@@ -18,7 +18,7 @@ using residency::PlaceId;
 using residency::TensorId;
 
 constexpr size_t kCutsMin = 256;
-constexpr size_t kWorkMax = size_t{1} << 22;  // cuts times events, where there are more cuts
+constexpr size_t kWorkMax = size_t{1} << 22;  // cuts times events, with more than kCutsMin cuts
 
 // Over all links into the place, or out of it.
 double ns_of(const Machine &machine, PlaceId place, bool in, uint64_t bytes)
@@ -31,7 +31,7 @@ double ns_of(const Machine &machine, PlaceId place, bool in, uint64_t bytes)
     return bytes_per_s > 0 ? static_cast<double>(bytes) * 1e9 / bytes_per_s : 0;
 }
 
-// What the cuts add up to, from the beginning of the step to each of them.
+// The largest sums over parts, from the begin of the step to each cut.
 struct Sums {
     std::vector<uint64_t> in_bytes;
     std::vector<uint64_t> out_bytes;
@@ -46,8 +46,8 @@ public:
 
 private:
     struct Seen {
-        size_t part = SIZE_MAX;  // that began there
-        uint64_t dirty = 0;      // written in it and alive
+        size_t part = SIZE_MAX;  // the last part that used it
+        uint64_t dirty = 0;      // written in that part and alive
     };
     struct View {
         TensorId tensor = 0;
@@ -74,12 +74,12 @@ private:
     const uint64_t capacity_;
     const Start start_;
     const bool one_lane_;
-    std::vector<std::array<bool, kLanes>> changes_;  // by tensor: it writes or discards it
-    std::vector<View> views_;                        // where the part under way begins
-    // Of the part under way.
+    std::vector<std::array<bool, kLanes>> changes_;  // by tensor: the lane writes or discards it
+    std::vector<View> views_;                        // open when the present part begins
+    // Of the present part.
     std::vector<Seen> seen_;
     size_t part_ = 0;
-    uint64_t held_ = 0;  // when it began
+    uint64_t held_ = 0;  // by views at its begin
     uint64_t reads_ = 0;
     uint64_t dirty_ = 0;
     uint64_t compute_ns_ = 0;
@@ -111,14 +111,14 @@ void Reader::open(size_t part)
     reads_ = dirty_ = compute_ns_ = held_ = 0;
     std::fill(seen_.begin(), seen_.end(), Seen{});
     for (const View &view : views_) {
-        if (seen_[view.tensor].part == part_) continue;  // two may be of the same bytes
+        if (seen_[view.tensor].part == part_) continue;  // two views of the same bytes
         seen_[view.tensor].part = part_;
         held_ += view.bytes;
     }
     held_ = std::min(held_, capacity_);
 }
 
-// What the program has has room that nothing else can be in.
+// Tracks open views, whose room cannot be used for anything else.
 void Reader::hold(size_t half)
 {
     const Event &event = step_[half / 2];
@@ -135,8 +135,8 @@ void Reader::hold(size_t half)
     if (found != views_.end()) views_.erase(found);
 }
 
-// Where there are two lanes only the program's is followed, and of that what the other one leaves
-// alone: when the other one does its part is not known.
+// With two lanes only the program's is followed, and of that only tensors that the other lane does
+// not change: when that lane runs is not known.
 void Reader::take(size_t half)
 {
     const Event &event = step_[half / 2];
@@ -162,7 +162,7 @@ void Reader::take(size_t half)
 
 Sums Reader::sums()
 {
-    // Before the computing and before the event behind it: a view is held until then.
+    // Each event has two halves, its compute time and then its act: views are held until the act.
     const size_t halves = 2 * step_.size();
     const size_t cuts =
         std::min(halves, std::max(kCutsMin, kWorkMax / std::max<size_t>(1, halves)));
@@ -200,7 +200,7 @@ void raise(Bound &bound, double ns, Limit limit, PlaceId place)
     bound.place = place;
 }
 
-// The only link into a place, or out of it, carries all that comes or leaves.
+// The only link into or out of a place carries all of its bytes.
 void assign_links(Bound &bound, const Machine &machine)
 {
     bound.link_bytes.assign(machine.links.size(), 0);
@@ -232,9 +232,9 @@ Bound bound_of(const Step &step, const std::vector<residency::TensorSpec> &specs
     const auto places = static_cast<PlaceId>(machine.config.places.size());
     bound.in_bytes.assign(places, 0);
     bound.out_bytes.assign(places, 0);
-    // The farthest has room for all, so nothing must come to it.
+    // The farthest place has room for everything.
     for (PlaceId place = 0; place + 1 < places; ++place) {
-        // Only the first of them starts cold.
+        // Only the first step starts cold.
         const Start usual = times > 1 ? Start::kAny : start;
         const Sums sums = Reader(step, specs, machine, usual, place).sums();
         const bool cold = start == Start::kCold;

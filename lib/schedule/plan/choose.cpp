@@ -11,10 +11,10 @@
 namespace stepwell::schedule {
 namespace {
 
-constexpr uint32_t kWarmSteps = 2;     // until residency no longer depends on how it began
-constexpr uint64_t kFewSteps = 64;     // after which steps that differ are looked at anew
-constexpr double kChance = 1.02;       // of drawn steps: what differs by less may do so by chance
-constexpr uint64_t kAlikeShare = 200;  // steps that differ by less than this part are as long
+constexpr uint32_t kWarmSteps = 2;     // until residency does not depend on the start
+constexpr uint64_t kFewSteps = 64;     // after which differing steps are judged again
+constexpr double kChance = 1.02;       // differences below this factor may be chance
+constexpr uint64_t kAlikeShare = 200;  // step times within 1/200 count as equal
 
 double link_ns(const Machine &machine, const std::vector<LinkUse> &links)
 {
@@ -85,7 +85,7 @@ std::vector<Candidate> known_candidates(const std::vector<residency::TensorSpec>
     return candidates;
 }
 
-// The longest memory first: of few steps it is the better estimate.
+// The longest memory first: with few steps it is the better estimate.
 std::vector<Candidate> online_candidates()
 {
     std::vector<Candidate> candidates = {{Rule::kLastUse, 0}};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Spans are listed in one pass over the events, and given up in a second one. What is not known to
-// cost is left out: tensors of which parts are used alone or that another lane changes.
+// Spans are listed in one pass over the events, and given up in a second one. Tensors whose cost
+// is not known are left out: those used in parts, and those that another lane changes.
 #include "lib/schedule/plan/fewest.h"
 
 #include "lib/schedule/trace/uses.h"
@@ -26,13 +26,13 @@ PlaceId place_of(const Event &event)
     return event.place == residency::kNoPlace ? PlaceId{0} : event.place;
 }
 
-// Bytes that are to stay from one moment to another, and bytes that are there in any case.
+// Bytes that should stay from one event to another, and bytes that are held in any case.
 class Spans {
 public:
-    // Moments do not go back.
+    // `at` never decreases.
     void hold(size_t at, int64_t bytes) { holds_.push_back({at, bytes}); }
     void add(size_t begin, size_t end, uint64_t bytes) { spans_.push_back({begin, end, bytes}); }
-    // Of their bytes as few as can be.
+    // Returns the fewest bytes that must be given up.
     uint64_t give_up(uint64_t capacity);
 
 private:
@@ -49,7 +49,7 @@ private:
 
     std::vector<Hold> holds_;
     std::vector<Span> spans_;
-    std::map<size_t, uint64_t> staying_;  // bytes by the end of their spans
+    std::map<size_t, uint64_t> staying_;  // bytes, by the end of their span
     uint64_t staying_bytes_ = 0;
     int64_t held_bytes_ = 0;
 };
@@ -70,7 +70,7 @@ uint64_t Spans::trim(uint64_t capacity)
     return lost;
 }
 
-// Between two moments where something begins, nothing becomes more.
+// Bytes increase only where something begins, so only those events are examined.
 uint64_t Spans::give_up(uint64_t capacity)
 {
     std::stable_sort(spans_.begin(), spans_.end(),
@@ -112,10 +112,10 @@ public:
 private:
     struct State {
         bool left_out = false;
-        uint32_t open = 0;  // views
+        uint32_t open = 0;  // open views
         bool dead = false;
-        bool writing = false;  // one of the views
-        bool dirty = false;    // since `written`, and nobody has it for writing
+        bool writing = false;  // by one of the open views
+        bool dirty = false;    // since `written`, and not open for writing
         bool held = false;     // its room is counted in out_
         bool used = false;
         size_t released = 0;
@@ -137,7 +137,7 @@ private:
     std::vector<State> states_;
     Spans in_;
     Spans out_;
-    uint64_t cold_bytes_ = 0;  // that come for the first time
+    uint64_t cold_bytes_ = 0;  // first reads after a cold start
 };
 
 Lister::Lister(const Step &step, const std::vector<residency::TensorSpec> &specs, PlaceId place,
@@ -220,7 +220,7 @@ void Lister::take(const Event &event, size_t at)
     state.dead = true;
 }
 
-// What is there for writing then is not known to leave.
+// Bytes that are still dirty are not known to leave.
 void Lister::end(size_t at)
 {
     for (TensorId tensor = 0; tensor < states_.size(); ++tensor) {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fewest bytes that a step moves into a place, and out of it, when it is run several times in a
-// row: found by an optimal choice of what stays, for bytes in and bytes out each by itself.
-// What is read at its place has stayed there since its last use or comes again, once for each such
-// span; what is written has stayed until it is written anew or is dead, or has left meanwhile. At
-// no moment more stays than the place holds beside the views that are open. Any schedule obeys
-// that, whatever it brings ahead, so none moves less. All bytes of all spans cost the same, so the
-// fewest are lost when, wherever there are too many, the span that ends last is given up.
+// The fewest bytes that a step moves into a place, and out of it, over several consecutive runs:
+// an optimal choice of what stays, made for bytes in and bytes out separately.
+// Bytes that are read at the place have stayed there since their last use, or come again, once for
+// each such span; bytes that are written have stayed until they are overwritten or dead, or have
+// left. At any time no more can stay than the place holds beside the open views. This is true of
+// any schedule, whatever it prefetches, so none moves less. All bytes of all spans cost the same,
+// so the fewest are lost if, whenever there are too many, the span that ends last is given up.
 // Pure.
 #pragma once
 
@@ -15,11 +15,11 @@
 namespace stepwell::schedule {
 
 struct FewestBytes {
-    uint64_t in = 0;  // of all the times together
+    uint64_t in = 0;  // for all runs together
     uint64_t out = 0;
 };
 
-// Cold: nothing is there at first. Else whatever is best is.
+// `cold`: the place is empty at first; else it starts as well as possible.
 FewestBytes fewest_bytes(const Step &step, const std::vector<residency::TensorSpec> &specs,
                          const Machine &machine, residency::PlaceId place, bool cold,
                          uint32_t times);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A stay is an interval of the step's events, circular: the step repeats. A tree of maxima answers
-// how much room is left all through it.
+// A stay is a circular interval of the step's events, as the step repeats. A tree of maxima gives
+// the room that is left throughout an interval.
 #include "lib/schedule/plan/keeping.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace {
 using residency::PlaceId;
 using residency::TensorId;
 
-// Sums over ranges, and the largest of them in a range.
+// Range additions and range maxima.
 class Load {
 public:
     explicit Load(size_t events)
@@ -23,7 +23,7 @@ public:
         most_.resize(2 * size_);
         added_.resize(2 * size_);
     }
-    // From `begin` to before `end`; round when it does not come after.
+    // [begin, end); wraps around if end is not greater.
     void add(size_t begin, size_t end, size_t events, double bytes)
     {
         if (begin < end) {
@@ -79,13 +79,13 @@ struct Interval {
     double saves_all = 0;  // its share of the write-back
 };
 
-// How intervals are ranked: what they save over the bytes they take for their length to some power,
-// and whether a write-back counts in part, as each interval of it must be kept to save it.
+// Ranks intervals by what they save over their bytes times a power of their length. Write-backs
+// count in part, as all intervals between two writes must be kept to save one.
 struct Ranking {
     double power = 1;
     double write_share = 1;
-    bool spreads = false;  // those of about the same value are taken from all over the step
-    double room = 1;       // of the place: the rest is for what is on its way
+    bool spreads = false;  // intervals of about the same value are taken evenly over the step
+    double room = 1;       // of the place; the rest is for transfers
 };
 
 constexpr std::array<Ranking, kKeepingWays> kRankings = {{{1, 1},
@@ -155,7 +155,7 @@ void Planner::list(TensorId tensor)
     share_write_backs(first);
 }
 
-// What is written stays unwritten only if it stays until it is written again or dies.
+// A write-back is saved only if the tensor stays until it is written again or dies.
 void Planner::share_write_backs(size_t first)
 {
     const size_t count = intervals_.size() - first;
@@ -172,7 +172,7 @@ void Planner::share_write_backs(size_t first)
     }
 }
 
-// Those that are kept first come first; nothing where keeping saves nothing.
+// In the order in which they are kept; without those that save nothing.
 std::vector<uint32_t> Planner::ordered(const Ranking &ranking) const
 {
     std::vector<std::pair<double, uint32_t>> order;
@@ -190,8 +190,8 @@ std::vector<uint32_t> Planner::ordered(const Ranking &ranking) const
     return indexes;
 }
 
-// Of those that are about alike any number of the first ones lies evenly over the step, and so does
-// what is left: its bytes come and go beside the computing all the time, not all at once.
+// Among intervals of equal value any first ones are spread evenly over the step, and so are the
+// rest, whose bytes are then moved throughout the step and not all at once.
 void Planner::spread(std::vector<std::pair<double, uint32_t>> &order) const
 {
     std::sort(order.begin(), order.end(), [&](const auto &one, const auto &other) {
@@ -203,7 +203,7 @@ void Planner::spread(std::vector<std::pair<double, uint32_t>> &order) const
     std::vector<std::tuple<double, uint32_t, uint32_t>> turned;
     for (size_t i = 0, first = 0; i < order.size(); ++i) {
         if (order[i].first != order[first].first) first = i;
-        uint32_t bits = 0;  // of the number among those alike, the last one first
+        uint32_t bits = 0;  // of the index among equals, reversed
         for (uint32_t bit = 0; bit < 32; ++bit) bits = bits << 1 | ((i - first) >> bit & 1);
         turned.push_back({order[i].first, bits, order[i].second});
     }
@@ -242,7 +242,7 @@ Keeping Planner::keep(const Ranking &ranking) const
     return keeping;
 }
 
-// Whole stays only; a part is a bonus.
+// Counts complete stays only; partial ones are a bonus.
 void Planner::count(Keeping &keeping) const
 {
     for (const Interval &at : intervals_) {

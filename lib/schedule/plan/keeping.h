@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keeping: which tensors stay at a place from one use to the next, so that a repeating step moves
-// few bytes. What stays saves its read, and where it was written and stays until it is written
-// again, its write-back; the room it takes meanwhile is the price. Chosen greedily, in several
+// few bytes. A stay saves the read and, if the tensor was written and stays until it is written
+// again, the write-back; it costs room in between. Chosen greedily, in several ways; replays find
+// the best one. Pure.
 // ways: which one moves least is for a replay to say. Pure.
 #pragma once
 
@@ -13,8 +14,8 @@ namespace stepwell::schedule {
 enum class Stay : uint8_t { kLeaves, kPart, kStays };
 
 struct Keeping {
-    std::vector<std::vector<Stay>> stays;  // by tensor and use: until the next use, round the step
-    double saved_bytes = 0;                // a step, against keeping nothing
+    std::vector<std::vector<Stay>> stays;  // by tensor and use: until the next use, cyclic
+    double saved_bytes = 0;                // in a step, compared with keeping nothing
 };
 
 constexpr uint32_t kKeepingWays = 10;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every candidate for a step that repeats is judged with what the runtime brings ahead meanwhile;
-// the best one is replayed once more and watched.
+// For a step that repeats, every candidate is judged with the runtime's prefetches; the best one
+// is replayed once more and recorded.
 #include "lib/schedule/plan/plan.h"
 
 #include "lib/schedule/replay/ahead.h"
@@ -14,10 +14,10 @@ namespace {
 using residency::kNone;
 using residency::TensorId;
 
-constexpr uint64_t kBlocksMax = 4096;  // of all tensors; more take longer and tell little more
-constexpr size_t kStepsBefore = 2;     // before the one that is expected
-constexpr size_t kSpansMax = 4096;     // kept of a link
-constexpr size_t kJudgedAnew = 4;      // of an earlier plan's
+constexpr uint64_t kBlocksMax = 4096;  // of all tensors; more take longer and add little
+constexpr size_t kStepsBefore = 2;     // warm-up before the recorded one
+constexpr size_t kSpansMax = 4096;     // kept for each link
+constexpr size_t kJudgedAnew = 4;      // best verdicts of an earlier plan that are judged again
 
 uint64_t blocks_of(const std::vector<residency::TensorSpec> &specs, uint64_t block_bytes)
 {
@@ -28,7 +28,7 @@ uint64_t blocks_of(const std::vector<residency::TensorSpec> &specs, uint64_t blo
     return blocks;
 }
 
-// Larger blocks, as long as most tensors are no smaller. What a place holds stays the same.
+// Enlarges blocks while most tensors are no smaller. Capacities in bytes stay the same.
 void coarsen(Machine &machine, const std::vector<residency::TensorSpec> &specs)
 {
     std::vector<uint64_t> sizes;
@@ -41,7 +41,7 @@ void coarsen(Machine &machine, const std::vector<residency::TensorSpec> &specs)
     while (blocks_of(specs, config.block_bytes) > kBlocksMax && 2 * config.block_bytes <= *middle) {
         config.block_bytes *= 2;
         for (residency::PlaceConfig &place : config.places) place.blocks /= 2;
-        // The farthest place has room for all; of what fills no block there is a rest each.
+        // The farthest place has room for all, so it gets a partial block for each tensor.
         const auto farthest = std::find_if(config.places.rbegin(), config.places.rend(),
                                            [](const auto &place) { return place.blocks > 0; });
         if (farthest == config.places.rend()) return;
@@ -49,7 +49,7 @@ void coarsen(Machine &machine, const std::vector<residency::TensorSpec> &specs)
     }
 }
 
-// As a picture shows it: what follows on a link with hardly a gap is one.
+// For display: merges spans on a link that have hardly a gap between them.
 void merge(std::vector<Span> &spans, residency::Instant step_ns)
 {
     const residency::Instant gap = step_ns / kSpansMax;
@@ -106,7 +106,7 @@ Status Plan::make_known(const PlanQuestion &question, Stop stop)
     const Step &step = question.step;
     std::vector<Verdict> judged = question.judged;
     std::erase_if(judged, [&](const Verdict &verdict) {
-        return verdict.links.size() != machine_.links.size();  // of a machine with other places
+        return verdict.links.size() != machine_.links.size();  // from a machine with other places
     });
     std::stable_sort(judged.begin(), judged.end(), [](const Verdict &a, const Verdict &b) {
         return a.step_ns * b.steps < b.step_ns * a.steps;
@@ -146,7 +146,7 @@ void Plan::bound_turns(const std::vector<Step> &turns)
     if (turns.empty()) turns_.push_back({0, bound_.step_ns, bound_.compute_ns});
 }
 
-// Each begins with what the program computes before the fetch behind those of the others.
+// A turn begins with the compute time before its first fetch of the program.
 void Plan::find_turns(const Step &step, const std::vector<Step> &turns)
 {
     size_t turn = 0;
@@ -216,7 +216,7 @@ uint64_t Plan::bytes() const
         bytes += sizeof(std::vector<Use>) +
                  uses_.of(static_cast<TensorId>(tensor)).capacity() * sizeof(Use);
     }
-    return bytes + tensors() * 4 * sizeof(uint64_t);  // what a policy keeps of each
+    return bytes + tensors() * 4 * sizeof(uint64_t);  // what a policy keeps for each
 }
 
 void Planned::follow(Plan *plan, const std::vector<uint32_t> *numbers)
@@ -227,11 +227,11 @@ void Planned::follow(Plan *plan, const std::vector<uint32_t> *numbers)
 
 void Planned::begin_step()
 {
-    static const Step unknown;  // all they want to know is that it begins
+    static const Step unknown;  // policies only need the call
     if (plan_) plan_->policy().begin_step(unknown);
 }
 
-// Others get numbers behind them, so that no two have the same.
+// Other tensors get numbers after the plan's, so that numbers are unique.
 TensorId Planned::number_of(TensorId tensor) const
 {
     const bool known = tensor < numbers_->size() && (*numbers_)[tensor] != kNone;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plan: what replays found best for steps that repeat, and what it is expected to cost. Planned: a
-// plan followed along a running program, in the core's words.
-// Making one takes many replays, so that is for a thread of its own; all else is fast. Pure; one
-// thread at a time.
+// Plan: the policy that replays found best for steps that repeat, and its expected cost. Planned:
+// a plan followed by a running program, as the core's victim policy.
+// Making a plan takes many replays and needs a thread of its own; everything else is fast. Pure;
+// one thread at a time.
 #pragma once
 
 #include "lib/schedule/plan/bound.h"
@@ -14,15 +14,15 @@
 
 namespace stepwell::schedule {
 
-// A copy of all that a plan is made of.
+// A copy of everything that a plan is made of.
 struct PlanQuestion {
     std::vector<residency::TensorSpec> specs;
     Machine machine;
-    Step step;  // that repeats, as completed() makes it; of several phases in turn, all
-    std::vector<Step> turns;  // of several in it each by itself; one alone is the step
-    std::vector<Step> seen;   // instead: steps that differ, the oldest first
-    // Of an earlier plan for the same steps, where times have changed since: the best of these are
-    // judged anew and the others not, which takes a fifth of the time.
+    Step step;  // a repeating step, made by completed(); of a round of phases, all its steps
+    std::vector<Step> turns;  // the steps of a round separately; empty for a single step
+    std::vector<Step> seen;   // instead of `step`: steps that differ, the oldest first
+    // Verdicts of an earlier plan for the same steps at other speeds: only the best are judged
+    // again, which takes a fifth of the time.
     std::vector<Verdict> judged;
 
     [[nodiscard]] uint64_t bytes() const;
@@ -30,23 +30,23 @@ struct PlanQuestion {
 
 // One of the steps that a plan is for.
 struct PlannedTurn {
-    uint64_t begin_ns = 0;  // from the begin of them all, as it is expected
-    uint64_t least_ns = 0;  // no schedule of it is faster, whatever is where when it begins
+    uint64_t begin_ns = 0;  // expected, from the begin of the round
+    uint64_t least_ns = 0;  // no schedule is faster, whatever its start
     uint64_t compute_ns = 0;
 };
 
 class Plan {
 public:
-    // Refused where the step cannot be replayed, and when told to stop.
+    // Fails if the step cannot be replayed, and when stopped.
     static Result<std::unique_ptr<Plan>> make(PlanQuestion question, Stop stop);
 
     [[nodiscard]] Policy &policy() { return *policy_; }
     [[nodiscard]] size_t tensors() const { return specs_.size(); }
     [[nodiscard]] const Machine &machine() const { return machine_; }
-    // The first is used: the fastest, of those as fast the one that moves least.
+    // The first is used: the fastest, and of equally fast ones that with the fewest bytes.
     [[nodiscard]] const std::vector<Verdict> &verdicts() const { return verdicts_; }
     [[nodiscard]] bool repeats() const { return seen_ == 0; }
-    // Of a step that repeats, else nothing.
+    // Below: empty unless the step repeats.
     [[nodiscard]] const Bound &bound() const { return bound_; }
     [[nodiscard]] const StepResult &expected() const { return expected_; }
     [[nodiscard]] const std::vector<PlannedTurn> &turns() const { return turns_; }
@@ -74,14 +74,15 @@ private:
     std::vector<Span> computing_;
 };
 
-// What the core asks: next uses are the trace's, and where a plan is followed the order of victims
-// is the plan's. What it keeps is as good as needed now: no hint takes its room.
+// The core's victim policy: next uses come from the trace, and the order of victims from the plan
+// if one is followed. Tensors that it keeps count as needed now, so no hint evicts them.
 class Planned final : public residency::VictimPolicy {
 public:
     explicit Planned(const Trace &trace) : trace_(trace) {}
 
-    // From the begin of a step on; null: none. The core has to be told, by set_victim_policy().
-    // `numbers`: of the plan's tensors, by those of the core; kNone or missing: not one of them.
+    // From the begin of a step on; null: none. The caller then calls the core's
+    // set_victim_policy(). `numbers`: the plan's tensors by id of the core; kNone or missing: not
+    // in the plan.
     void follow(Plan *plan, const std::vector<uint32_t> *numbers);
     [[nodiscard]] const Plan *plan() const { return plan_; }
     void begin_step();

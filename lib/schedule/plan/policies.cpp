@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Worths that change only when a tensor is used: moments on an axis that never begins anew, not
+// Worths change only when a tensor is used: they are times on a fixed axis, not distances from
+// now.
 // distances from now.
 #include "lib/schedule/plan/policies.h"
 
@@ -12,14 +13,14 @@ namespace {
 using residency::PlaceId;
 using residency::TensorId;
 
-// Moments of a program are below 0; what stays is above them by more than any write-back is worth.
+// Times of the program are below 0; kept tensors are above by more than any write-back is worth.
 constexpr double kPartWorth = 1e15;
 constexpr double kStayWorth = 2e15;
-constexpr double kFarBelow = 1e15;     // fetches are counted exactly up to there
-constexpr double kFarBelowBits = 1e9;  // logarithms still differ by a millionth
+constexpr double kFarBelow = 1e15;     // doubles count fetches exactly up to this
+constexpr double kFarBelowBits = 1e9;  // logarithms still have a resolution of a millionth
 constexpr double kHalvingMost = 64;
 constexpr double kStrangersBelow = 1e15;
-constexpr double kWriteBack = 0.25;  // of a step; of what is not kept
+constexpr double kWriteBack = 0.25;  // of a step; for what is not kept
 
 }  // namespace
 
@@ -37,7 +38,7 @@ double LastUse::worth(TensorId tensor, PlaceId) const
 
 OftenUsed::OftenUsed(double fading) : halving_(fading > 0 ? -std::log2(fading) : kHalvingMost) {}
 
-// Its uses as of now.
+// Uses, faded to the present step.
 double OftenUsed::faded(const Count &count) const
 {
     return count.uses * std::exp2(-halving_ * static_cast<double>(step_ - count.step));
@@ -51,7 +52,7 @@ void OftenUsed::access(const Event &event)
     count.step = step_;
 }
 
-// All fade alike, so the order of their logarithms on a fixed axis is the order of their uses.
+// All fade at the same rate, so logarithms on a fixed axis have the order of the uses.
 double OftenUsed::worth(TensorId tensor, PlaceId) const
 {
     if (tensor >= counts_.size() || counts_[tensor].uses <= 0) return -2 * kFarBelowBits;
@@ -129,7 +130,7 @@ PinRole::PinRole(const Uses &uses, const std::vector<residency::TensorSpec> &spe
 double PinRole::worth(TensorId tensor, PlaceId) const
 {
     if (!is_used(tensor)) return worth_unused(tensor);
-    // Of too many, always the same ones stay.
+    // If the role is too large, always the same tensors stay.
     if (pinned_[tensor]) return 1 / (1.0 + uses().of(tensor).front().position);
     return -next_at(tensor);
 }

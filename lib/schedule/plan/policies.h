@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Candidate policies: each says what leaves a place first, from what it was told of a repeating
-// step or from what it has seen so far. They plan (VictimPolicy::plans), so the core keeps their
-// order. Which one is best is not theirs to know: choose.h replays them.
-// Pure; one thread.
+// Candidate policies: each orders the victims of a place, from a repeating step that it knows or
+// from the accesses so far. They plan (VictimPolicy::plans), so the core keeps their order.
+// choose.h finds the best one by replays. Pure; one thread.
 #pragma once
 
 #include "lib/schedule/plan/keeping.h"
@@ -14,7 +13,7 @@
 
 namespace stepwell::schedule {
 
-// What was used longest ago leaves first.
+// Evicts the least recently used.
 class LastUse final : public Policy {
 public:
     void access(const Event &event) override;
@@ -30,8 +29,8 @@ private:
     uint64_t now_ = 0;
 };
 
-// What was used often leaves last, and a use counts for less with each step that has passed: by
-// `fading` of 1 all uses count alike, by 0 only the last step's do. For steps that differ.
+// Evicts the least frequently used; uses fade with each step: with `fading` 1 all count alike,
+// with 0 only those of the last step. For steps that differ.
 class OftenUsed final : public Policy {
 public:
     explicit OftenUsed(double fading);
@@ -46,7 +45,7 @@ public:
 
 private:
     struct Count {
-        double uses = 0;  // as of `step`
+        double uses = 0;  // as faded at `step`
         uint64_t step = 0;
     };
     [[nodiscard]] double faded(const Count &count) const;
@@ -56,11 +55,11 @@ private:
     uint64_t step_ = 0;
 };
 
-// The rest of these know the step that repeats; what it does not use leaves first. They lose count
-// of a tensor where a step differs, until the next one begins.
+// Base of policies that know the repeating step; tensors that it does not use are evicted first.
+// If a step differs, they may be off for a tensor until the next step begins.
 class KnownStep : public Policy {
 public:
-    explicit KnownStep(const Uses &uses);  // which outlives it
+    explicit KnownStep(const Uses &uses);  // `uses` must outlive it
     void begin_step(const Step &step) override;
     void access(const Event &event) override;
     // In fetches of the step.
@@ -73,13 +72,13 @@ protected:
     {
         return tensor < uses_.tensors() && !uses_.of(tensor).empty();
     }
-    // Of what the step does not use, below all that it does. Of tensors that were not there when it
-    // was known nothing is known: they leave in the order of their use.
+    // For tensors that the step does not use: below all that it uses. Nothing is known about
+    // tensors created later: they are evicted in the order of their use.
     [[nodiscard]] double worth_unused(residency::TensorId tensor) const;
-    // Of its uses in a step, the one that comes next: from 0 to their number, which is the first
-    // one of the next step.
+    // Index of the tensor's next use in a step; their number stands for the first use of the next
+    // step.
     [[nodiscard]] size_t turn(residency::TensorId tensor) const;
-    // Fetches from the first step's begin on; grows from step to step.
+    // In fetches since the begin of the first step.
     [[nodiscard]] double next_at(residency::TensorId tensor) const;
 
 private:
@@ -95,8 +94,8 @@ private:
     std::array<residency::TensorId, kLanes> last_ = {residency::kNone, residency::kNone};
 };
 
-// What is used farthest in the future leaves first; of what must be written back, as if it were
-// used `write_back` of a step sooner.
+// Evicts what is used farthest in the future; dirty tensors as if they were used `write_back` of a
+// step sooner.
 class NextUse final : public KnownStep {
 public:
     explicit NextUse(const Uses &uses, double write_back = 0);
@@ -107,7 +106,7 @@ private:
     const double write_back_;
 };
 
-// What has the role stays; of the rest, and where it is too much, by next use.
+// Tensors of the role stay; the others, and the role if it is too large, by next use.
 class PinRole final : public KnownStep {
 public:
     PinRole(const Uses &uses, const std::vector<residency::TensorSpec> &specs, uint32_t role);
@@ -117,20 +116,18 @@ private:
     std::vector<bool> pinned_;
 };
 
-// Each step finds the part that it begins with: what it uses first stays, as an optimizer that goes
-// back and forth would leave it.
+// Keeps what a step uses first for the next step, which suits an order that goes back and forth.
 class ZigZag final : public KnownStep {
 public:
     explicit ZigZag(const Uses &uses) : KnownStep(uses) {}
     [[nodiscard]] double worth(residency::TensorId tensor, residency::PlaceId) const override;
 };
 
-// What a plan of keeping keeps until its next use stays; the rest by next use, clean ones first.
+// Keeps what a Keeping keeps until its next use; the rest by next use, clean ones first.
 class Kept final : public KnownStep {
 public:
     Kept(const Uses &uses, Keeping keeping, residency::PlaceId place);
-    // Of what stays: now, so that nothing brought ahead takes its room and nothing of it is written
-    // back early.
+    // 0 for kept tensors, so that no prefetch evicts them and they are not written back early.
     [[nodiscard]] uint64_t next_use(residency::TensorId tensor) const override;
     [[nodiscard]] bool keeps(residency::TensorId tensor) const override
     {

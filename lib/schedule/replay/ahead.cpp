@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The runtime's shell around a lookahead, without locks and threads.
+// The runtime's prefetcher around a lookahead, without locks and threads.
 #include "lib/schedule/replay/ahead.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@ using residency::Instant;
 using residency::PlaceId;
 using residency::Tier;
 
-// A machine that has no disk has none beyond all its places.
+// A machine without a disk gets the last place number, which no place has.
 PlaceId nvme_of(const Machine &machine)
 {
     const auto last = static_cast<PlaceId>(machine.config.places.size() - 1);
@@ -19,8 +19,8 @@ PlaceId nvme_of(const Machine &machine)
     return is_disk ? last : static_cast<PlaceId>(residency::kPlacesMax - 1);
 }
 
-// One without a host tier goes from the disk to the devices: the host is the disk then, and nothing
-// is brought there.
+// Without a host tier this is the disk: bytes then go from it to devices directly, and no prefetch
+// goes to the host.
 PlaceId host_of(const Machine &machine)
 {
     for (PlaceId place = 0; place < machine.config.places.size(); ++place) {
@@ -29,7 +29,7 @@ PlaceId host_of(const Machine &machine)
     return nvme_of(machine);
 }
 
-// As the calls of a program name what they fetch.
+// With explicit places and byte counts, as in calls of a program.
 Step spelled_out(Step step, const std::vector<residency::TensorSpec> &specs)
 {
     for (Event &event : step) {
@@ -50,7 +50,7 @@ AheadPrefetcher::AheadPrefetcher(const Machine &machine,
     forecast_.declare(spelled_out(step, specs));
 }
 
-// As the runtime measures them: of a ring's two hops the slower one counts.
+// As the runtime measures them: of two hops the slower one counts.
 void AheadPrefetcher::take_bandwidths(const Machine &machine)
 {
     const auto speed = [&](PlaceId from, PlaceId to) -> uint64_t {
@@ -76,7 +76,7 @@ void AheadPrefetcher::end_step(Instant)
     forecast_.end();
 }
 
-// When a hit was made is not known.
+// The time of a hit is not known.
 void AheadPrefetcher::access(const Event &event, bool told, Instant now)
 {
     forecast_.follow(event.lane, event.tensor, told ? now : forecast_.passed_at());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// AheadPrefetcher: what the runtime brings ahead in a step that repeats, in virtual time. The same
-// forecast and the same lookahead, driven as runtime/planning.cpp drives them: a look after what
-// takes the lock, at the times that were wished for, and now and then while hits tell nobody.
-// Pure; one thread.
+// AheadPrefetcher: what the runtime prefetches in a step that repeats, in virtual time. Uses the
+// same forecast and lookahead as lib/runtime/planning/prefetcher.cpp: it looks after each event
+// that takes the lock, at the times of its wake-ups, and polls while hits cause no events. Pure;
+// one thread.
 #pragma once
 
 #include "lib/schedule/lookahead/lookahead.h"
@@ -13,7 +13,7 @@ namespace stepwell::schedule {
 
 class AheadPrefetcher final : public Prefetcher {
 public:
-    // The step as it is expected each time, on tensors as in `specs`.
+    // `step` is what is expected each time, on tensors as in `specs`.
     AheadPrefetcher(const Machine &machine, const std::vector<residency::TensorSpec> &specs,
                     const Step &step);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a machine must be before anything runs on it.
+// Checks a machine before anything runs on it.
 #include "lib/schedule/replay/machine.h"
 
 #include <cmath>

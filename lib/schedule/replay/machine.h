@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A machine as data: places with budgets, and links between them that take time. What a replay runs
-// on and what a bound is computed for; measured, read from a file or made up.
+// A machine as data: places with budgets, and links with bandwidths between them. Replays run on
+// it and bounds are computed for it; measured, read from a file or made up.
 #pragma once
 
 #include "lib/residency/types.h"
@@ -18,12 +18,12 @@ struct Link {
     residency::PlaceId from = residency::kNoPlace;
     residency::PlaceId to = residency::kNoPlace;
     double bytes_per_s = 0;
-    uint64_t latency_ns = 0;    // of a transfer, before its bytes
-    uint32_t depth = 1;         // transfers at once: their latencies overlap, their bytes do not
-    uint32_t group = kNoGroup;  // of Machine::groups
+    uint64_t latency_ns = 0;    // of each transfer, before its bytes
+    uint32_t depth = 1;         // concurrent transfers: latencies overlap, bytes do not
+    uint32_t group = kNoGroup;  // index in Machine::groups
 };
 
-// Links with one capacity between them: the reads and writes of a disk, the ranks behind a switch.
+// Links that share a capacity: the reads and writes of a disk, or ranks behind a switch.
 struct LinkGroup {
     double bytes_per_s = 0;
 };
@@ -33,7 +33,7 @@ struct Machine {
     std::vector<Link> links;  // at most one for each pair of places
     std::vector<LinkGroup> groups;
 
-    // OK, or the link or group that can carry nothing, leads nowhere or is there twice.
+    // OK, or names a link or group that carries nothing, leads nowhere or exists twice.
     [[nodiscard]] Status check() const;
     [[nodiscard]] uint32_t find_link(residency::PlaceId from, residency::PlaceId to) const;
 };

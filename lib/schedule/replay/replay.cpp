@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shell of a replay: feeds events to the core and carries its commands out on virtual links.
+// Feeds a step's events to the core and carries out its commands on virtual links.
 #include "lib/schedule/replay/replay_impl.h"
 #include "lib/support/assert.h"
 
@@ -17,7 +17,7 @@ using residency::kNoPlace;
 using residency::PlaceId;
 using residency::TensorId;
 
-constexpr size_t kHintsMax = 64;  // asked in one go, as by the runtime
+constexpr size_t kHintsMax = 64;  // asked for at once, as in the runtime
 
 }  // namespace
 
@@ -44,7 +44,7 @@ Status Replay::Impl::create(std::vector<residency::TensorSpec> specs)
     return {};
 }
 
-// Piece by piece, as it may be larger than what is near.
+// Piece by piece, as the tensor may be larger than the nearest place.
 Status Replay::Impl::fill(TensorId tensor)
 {
     const uint64_t bytes = core.spec(tensor).bytes;
@@ -135,8 +135,8 @@ bool Replay::Impl::through() const
                        [](const LaneState &lane) { return lane.cursor == lane.events.size(); });
 }
 
-// A lane waits for the other one, as it stands in the step, and that one for what this one holds:
-// the order was not that strict, as both went on when it was recorded.
+// Both lanes wait for each other: the order of the step was not that strict, as both went on when
+// it was recorded.
 bool Replay::Impl::give_up_order()
 {
     for (LaneState &lane : lanes_) {
@@ -216,7 +216,7 @@ Status Replay::Impl::drain()
     return {};
 }
 
-// Until the core has no more to say.
+// Runs the commands until there are none.
 Status Replay::Impl::execute()
 {
     loop_.run();
@@ -249,7 +249,7 @@ bool Replay::Impl::refused(residency::Refused &refused, Instant, residency::Comm
     return true;
 }
 
-// Null: nobody waits for it, it is a hint.
+// Null: the fetch is a hint.
 const Replay::Impl::LaneState *Replay::Impl::waiting_lane(residency::FetchId fetch) const
 {
     for (const LaneState &lane : lanes_) {
@@ -266,7 +266,7 @@ Status Replay::Impl::end_transfer()
     return execute();
 }
 
-// After what it hears of; demand has gone first.
+// Called after events, when demand fetches have been asked for.
 Status Replay::Impl::prefetch()
 {
     if (!prefetcher || !step_ || !news_) return {};

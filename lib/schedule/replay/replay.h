@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replay: steps in virtual time. The core itself decides what is where; its commands are carried
-// out on modelled links, fetches wait for their grants and computing takes its time. What a machine
-// would do with a step under a policy, without the machine.
-// Lanes run beside each other: an event waits for those of the other lane that stand before it in
-// the step and use the same tensor, unless both only read. A step ends when all lanes are through;
-// transfers may go on into the next one.
-// Pure; one thread. The same steps give the same answers.
+// Replay: steps in virtual time. The real core decides where bytes are; its commands are carried
+// out on modelled links, fetches wait for their grants and computing takes its time. Shows what a
+// machine would do with a step under a policy.
+// Lanes run concurrently: an event waits for earlier events of the other lane in the step that use
+// the same tensor, unless both only read. A step ends when all lanes are done; transfers may
+// continue into the next one.
+// Pure; one thread. The same steps give the same results.
 #pragma once
 
 #include "lib/residency/core.h"
@@ -18,13 +18,13 @@
 
 namespace stepwell::schedule {
 
-// A victim policy that is told what happens.
+// A victim policy that sees the accesses.
 class Policy : public residency::VictimPolicy {
 public:
     virtual void begin_step(const Step &step) { (void)step; }
-    // A fetch is asked; before the core is told of it.
+    // A fetch, before the core gets it.
     virtual void access(const Event &event) { (void)event; }
-    // It stays until its next use, so it is as good as needed now.
+    // The tensor stays until its next use, so it counts as needed now.
     [[nodiscard]] virtual bool keeps(residency::TensorId tensor) const
     {
         (void)tensor;
@@ -32,11 +32,11 @@ public:
     }
 };
 
-// Asks ahead of the program.
+// Proposes prefetches, as the runtime does.
 class Prefetcher {
 public:
     struct Moment {
-        size_t position = 0;  // events of the program's lane before this one are through
+        size_t position = 0;  // events of the program's lane before this one are done
         residency::Instant now = 0;
     };
     virtual ~Prefetcher() = default;
@@ -46,27 +46,26 @@ public:
         (void)now;
     }
     virtual void end_step(residency::Instant now) { (void)now; }
-    // A fetch is asked, after the policy knows. Not told: a hit, of which nobody hears before
-    // something else happens.
+    // A fetch, after the policy saw it. `told` is false for a hit, which causes no event.
     virtual void access(const Event &event, bool told, residency::Instant now)
     {
         (void)event;
         (void)told;
         (void)now;
     }
-    // What is to be asked of the core now, as a hint. Called when a step begins, after each event
-    // that takes a runtime's lock, each end of a transfer and when it wished to be, again and again
-    // until there is nothing.
+    // The next prefetch to ask of the core, as a hint. Called when a step begins, after each event
+    // that takes the runtime's lock, at each end of a transfer and at wake(), repeatedly until
+    // there is none.
     virtual std::optional<residency::FetchAsked> next(const Moment &moment,
                                                       const residency::Core &core) = 0;
-    virtual void asked(residency::FetchId fetch) { (void)fetch; }  // what next() returned
-    // The bytes are there, or why they do not come.
+    virtual void asked(residency::FetchId fetch) { (void)fetch; }  // made of next()'s proposal
+    // The prefetch was granted or refused.
     virtual void ended(residency::FetchId fetch, const Status &status)
     {
         (void)fetch;
         (void)status;
     }
-    // Then what is to be written back now, so that it can leave at once later.
+    // Called after next(), for early write-backs, so that blocks can be evicted at once later.
     virtual void clean(const Moment &moment, residency::Core &core, residency::Commands &out)
     {
         (void)moment;
@@ -80,40 +79,41 @@ struct StepResult {
     residency::Instant begin = 0;
     uint64_t step_ns = 0;
     uint64_t compute_ns = 0;             // of the program's lane
-    uint64_t stall_ns = 0;               // of the program's lane: it waited for a fetch or a lane
-    uint64_t update_stall_ns = 0;        // of the other one
-    std::vector<LinkUse> links;          // as in the machine
-    uint64_t read_bytes = 0;             // asked for with their contents, by both lanes
-    uint64_t hit_bytes = 0;              // of these, there when asked
+    uint64_t stall_ns = 0;               // of that lane: waits for fetches and the other lane
+    uint64_t update_stall_ns = 0;        // of the update lane
+    std::vector<LinkUse> links;          // by link of the machine
+    uint64_t read_bytes = 0;             // by both lanes, of fetches that read
+    uint64_t hit_bytes = 0;              // of these, resident when fetched
     std::vector<uint64_t> evictions;     // blocks, by place
-    uint64_t events = 0;                 // that the core was told
-    std::vector<uint64_t> event_begins;  // when wanted, per event of the step: asked ...
-    std::vector<uint64_t> event_ends;    // ... and through
-    std::vector<Span> spans;             // when wanted, of transfers that began
+    uint64_t events = 0;                 // events of the core
+    std::vector<uint64_t> event_begins;  // if recording, by event of the step: asked for ...
+    std::vector<uint64_t> event_ends;    // ... and done
+    std::vector<Span> spans;             // if recording, of transfers that began
 };
 
 class Replay {
 public:
-    // The tensors are numbered as in `specs`. Allowed 0: every place there is; home kNoPlace: the
-    // farthest of these. The machine, policy and prefetcher outlive it; null: recency, none.
+    // Tensors are numbered as in `specs`. With `allowed` 0 every place is allowed; with home
+    // kNoPlace the farthest of them is home. Machine, policy and prefetcher must outlive the
+    // replay; without them the policy is recency, and nothing is prefetched.
     static Result<std::unique_ptr<Replay>> open(const Machine &machine,
                                                 std::vector<residency::TensorSpec> specs);
     ~Replay();
 
     void set_policy(Policy *policy);
     void set_prefetcher(Prefetcher *prefetcher);
-    void set_recording(bool recording);  // times and spans in results
-    // While it says true, steps are refused with CANCELLED. It outlives the replay; null: never.
+    void set_recording(bool recording);  // records times and spans in results
+    // If it becomes true, steps fail with CANCELLED. It must outlive the replay; null: never.
     void set_stop(const std::atomic<bool> *stop);
 
-    // The tensor has contents, in the farthest place it may be in; takes no time.
+    // Gives the tensor contents, at the farthest place that is allowed; takes no time.
     Status fill(residency::TensorId tensor);
-    // Those that the step reads before it writes them.
+    // For all tensors that the step reads before it writes them.
     Status fill_what_is_read(const Step &step);
-    // In the order of its events; refused where the step cannot be: no room, nothing to read, a
-    // release of what was not fetched. The replay is of no use then.
+    // Fails if the step is impossible: no room, nothing to read, or a release without a fetch. The
+    // replay cannot be used afterwards.
     Result<StepResult> step(const Step &step);
-    // Until nothing is in flight.
+    // Runs until nothing is in flight.
     Status drain();
 
     [[nodiscard]] residency::Instant now() const;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inside of a replay: where its lanes stand, and the core with its links. One thread.
+// The inside of a replay: its lanes, and the core with its links. One thread.
 #pragma once
 
 #include "lib/residency/command_loop.h"
@@ -37,14 +37,14 @@ public:
 private:
     enum class Wait : uint8_t { kNothing, kCompute, kLane, kFetch, kDone };
     struct LaneState {
-        std::vector<size_t> events;  // of the step
+        std::vector<size_t> events;  // indexes in the step
         size_t cursor = 0;           // in `events`
         Wait wait = Wait::kNothing;
-        bool computed = false;    // what stands before the event under the cursor
-        bool goes_first = false;  // of the two, where each waited for the other
+        bool computed = false;    // the compute time before the event at the cursor has passed
+        bool goes_first = false;  // does not wait for the other lane this time
         residency::Instant until = residency::kNever;
-        residency::Instant since = 0;  // it waits
-        size_t past = 0;  // events of the step before this one are through, as far as its own go
+        residency::Instant since = 0;  // begin of the wait
+        size_t past = 0;  // all events of the step before this one that are in this lane are done
         residency::FetchId fetch = 0;
         std::vector<Event> asked;  // of the fetch under way
         std::vector<size_t> positions;
@@ -101,9 +101,9 @@ private:
 
     const Step *step_ = nullptr;
     std::array<LaneState, kLanes> lanes_;
-    std::vector<size_t> order_;  // per event: the last of the other lane's that it waits for
-    std::vector<std::vector<View>> open_;  // per tensor
-    bool news_ = false;                    // since the prefetcher looked
+    std::vector<size_t> order_;  // by event: the last event of the other lane that it waits for
+    std::vector<std::vector<View>> open_;  // by tensor
+    bool news_ = false;                    // since the prefetcher last looked
     residency::CommandLoop loop_{*this};
     residency::Commands &out_ = loop_.out;
     Status failure_;  // of a command

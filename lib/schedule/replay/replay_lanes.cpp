@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lanes of a replay: each goes through its events in their order, computes, asks, waits and gives
-// back, as threads of a program do.
+// Lanes of a replay: each takes its events in order, computes, fetches, waits and releases, like a
+// thread of a program.
 #include "lib/schedule/replay/replay_impl.h"
 #include "lib/support/assert.h"
 
@@ -14,16 +14,16 @@ using residency::FetchAsked;
 using residency::PlaceId;
 using residency::Request;
 
-// The last events of a lane that use a tensor and that change it.
+// The last events of a lane that used a tensor and that changed it.
 struct LaneUse {
     size_t any = kNoEvent;
     size_t change = kNoEvent;
-    bool writes = false;  // what it has fetched and not released
+    bool writes = false;  // its open fetch writes
 };
 
 }  // namespace
 
-// A lane alone is in its own order; with two, each event learns whom it waits for.
+// With two lanes, finds for each event the one of the other lane that it waits for.
 void Replay::Impl::find_orders(const Step &step)
 {
     order_.assign(step.size(), kNoEvent);
@@ -43,7 +43,7 @@ void Replay::Impl::find_orders(const Step &step)
         mine.any = i;
         if (changes) mine.change = i;
     }
-    // A call waits for all that any of its requests waits for.
+    // A call waits for everything that one of its requests waits for.
     for (const Lane lane : {Lane::kProgram, Lane::kUpdate}) {
         size_t next = kNoEvent;
         for (size_t i = step.size(); i-- > 0;) {
@@ -70,7 +70,7 @@ Status Replay::Impl::run_lanes()
     return {};
 }
 
-// As far as it goes now.
+// Runs the lane as far as it can go now.
 Status Replay::Impl::run_lane(Lane number, bool *moved)
 {
     LaneState &lane = lanes_[static_cast<size_t>(number)];
@@ -104,7 +104,7 @@ Status Replay::Impl::run_lane(Lane number, bool *moved)
     return {};
 }
 
-// An event of the other lane has to be through before.
+// An event of the other lane must be done first.
 bool Replay::Impl::comes_after(size_t position) const
 {
     const size_t before = order_[position];
@@ -150,7 +150,7 @@ Request Replay::Impl::request_of(const Event &event) const
     return request;
 }
 
-// The core decides anew when the locks are free; this is where it would be now.
+// The core chooses again when the claims are free; this is what it would choose now.
 Request Replay::Impl::settled(Request request) const
 {
     if (request.place == residency::kAnyCpuPlace) request.place = core.choose_cpu_place(request);
@@ -186,7 +186,7 @@ Status Replay::Impl::ask(Lane number)
         pass(number, asked.requests.size());
         return {};
     }
-    // The views of the other lane go by themselves.
+    // Views of the other lane will end without help of this one.
     const LaneState &other = lanes_[1 - static_cast<size_t>(number)];
     if (other.cursor < other.events.size()) asked.flags |= residency::kFetchWaitRoom;
     if (number == Lane::kUpdate) asked.flags |= residency::kFetchInternal;
@@ -196,7 +196,7 @@ Status Replay::Impl::ask(Lane number)
     return execute();
 }
 
-// As the runtime does: what is there is pinned in its gate, past the core.
+// As in the runtime: resident tensors are pinned in their gates, without the core.
 bool Replay::Impl::try_hit(const std::vector<Request> &requests)
 {
     size_t pinned = 0;
@@ -213,7 +213,7 @@ bool Replay::Impl::try_hit(const std::vector<Request> &requests)
             open_[request.tensor].push_back({request, Lane::kProgram, true});
         } else {
             const bool closed = core.gate(request.tensor, request.place).unpin();
-            STW_ASSERT(!closed);  // the core was told of nothing since
+            STW_ASSERT(!closed);  // nothing has asked the core since
         }
     }
     if (!hit) return false;

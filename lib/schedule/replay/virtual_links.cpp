@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A transfer that is promoted stays in its old queue too, and is passed over there.
+// A promoted transfer also stays in its old queue, and is skipped there.
 #include "lib/schedule/replay/virtual_links.h"
 #include "lib/support/assert.h"
 
@@ -13,7 +13,7 @@ using residency::Instant;
 using residency::Transfer;
 using residency::TransferId;
 
-// Never less than the bytes take, so that no run ends before a bound.
+// Rounded up, so that no run is faster than a bound.
 Instant duration_ns(uint64_t bytes, double bytes_per_s)
 {
     return static_cast<Instant>(std::ceil(static_cast<double>(bytes) * 1e9 / bytes_per_s));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// VirtualLinks: the links of a machine in virtual time. Each takes the most urgent transfer that
-// waits, first come first served among equals, as many at once as it is deep; latencies overlap,
-// bytes follow each other, and those of a group share what the group carries.
-// Pure; one thread.
+// VirtualLinks: the links of a machine in virtual time. Each takes its most urgent waiting
+// transfer, first come first served among equals, and as many at once as its depth; latencies
+// overlap, bytes follow each other, and links of a group share the group's bandwidth. Pure; one
+// thread.
 #pragma once
 
 #include "lib/schedule/replay/machine.h"
@@ -18,10 +18,10 @@ namespace stepwell::schedule {
 struct LinkUse {
     uint64_t bytes = 0;
     uint64_t transfers = 0;
-    uint64_t busy_ns = 0;  // with bytes on it
+    uint64_t busy_ns = 0;  // with bytes
 };
 
-// One transfer, for a timeline.
+// A transfer, for a timeline.
 struct Span {
     uint32_t link = kNoLink;
     residency::TensorId tensor = residency::kNone;
@@ -33,22 +33,22 @@ struct Span {
 
 class VirtualLinks {
 public:
-    // The machine outlives them.
+    // The machine must outlive this.
     explicit VirtualLinks(const Machine &machine);
 
-    // Everything takes no time from now on, or its time again; nothing is in flight then.
+    // Transfers take no time while this is set. Only when nothing is in flight.
     void set_instant(bool instant) { instant_ = instant; }
     void set_recording(bool recording) { recording_ = recording; }
 
-    // A move between places without a link is refused; what is no move takes no time.
+    // Fails if there is no link between the places; a transfer within a place takes no time.
     Status submit(const residency::Transfer &transfer, residency::Instant now);
     void promote(residency::TransferId transfer);
-    // When the next one ends; kNever: nothing is in flight.
+    // End of the next transfer; kNever: nothing is in flight.
     [[nodiscard]] residency::Instant next_end() const;
-    // The one that ends next; what waited for its link starts.
+    // The transfer that ends next. Starts one that waited for its link.
     residency::TransferId take_ended();
 
-    // Since the last call: what was submitted in bytes, what was carried in time.
+    // Since the last call: bytes submitted, and busy time.
     std::vector<LinkUse> take_use();
     std::vector<Span> take_spans();
 
@@ -80,7 +80,7 @@ private:
 
     const Machine &machine_;  // not owned
     std::vector<State> states_;
-    std::vector<uint32_t> link_of_;  // from x places + to
+    std::vector<uint32_t> link_of_;  // by from x places + to
     std::vector<residency::Instant> group_free_at_;
     std::unordered_map<residency::TransferId, Waiting> waiting_;
     std::priority_queue<Flying, std::vector<Flying>, std::greater<>> flying_;

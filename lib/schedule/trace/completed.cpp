@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// In three passes: contents, so that nothing reads what is empty; copies; ends of views.
+// In three passes: contents, so that nothing reads an empty tensor; copies; ends of views.
 #include "lib/schedule/trace/completed.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ bool discards(const Event &event)
     return event.act == Act::kDiscard || event.hint == Hint::kDiscard;
 }
 
-// The step over and over: the second time what is there at its begin is known.
+// Repeats the step, so that the second time the contents at its begin are known.
 template <class Body> void follow_contents(const Step &step, Body &&body)
 {
     std::unordered_map<TensorId, Bytes> contents;
@@ -69,10 +69,10 @@ void settle_contents(Step &step)
 
 constexpr size_t kUnseen = SIZE_MAX;
 
-// A view that was not given back so far, and where.
+// A view that is still open.
 struct Open {
     Event fetch;
-    size_t end = kUnseen;  // event, its release
+    size_t end = kUnseen;  // index of its release
 };
 
 class Completion {
@@ -141,7 +141,7 @@ private:
         }
     }
 
-    // What the update asks for while the program has it comes when it is given back; all of a call.
+    // True while the program holds what a call of the update lane needs.
     bool waits(size_t i) const
     {
         if (in_call_[index(Lane::kUpdate)]) return false;
@@ -157,8 +157,8 @@ private:
         return false;
     }
 
-    // Pairs each release with the oldest fetch of its view, as a replay does; one past the lock
-    // does not say of which bytes it was.
+    // Pairs each release with the oldest fetch of its view, as a replay does; a release without
+    // the lock does not have the bytes.
     void find_ends()
     {
         ends_.assign(recorded_.size(), kUnseen);
@@ -178,7 +178,7 @@ private:
         }
     }
 
-    // What the lane computed since its last call it computed with the views that end unseen.
+    // Time computed since the lane's last call was computed with these views open.
     void end_unseen(Lane lane, uint64_t &compute_ns)
     {
         std::vector<Open> &views = open_[index(lane)];
@@ -204,8 +204,8 @@ private:
         open_[index(event.lane)].push_back({event, ends_[at]});
     }
 
-    // Several pieces of an update are on their way at once. The lane of a replay waits for each:
-    // with all of them it would hold the room that it waits for.
+    // An update has several pieces in flight. A replay waits for each in turn, and holding them
+    // all would take the room that it waits for.
     void end_pieces()
     {
         std::vector<Open> &pieces = open_[index(Lane::kUpdate)];
@@ -213,7 +213,7 @@ private:
         pieces.clear();
     }
 
-    // Views of the other lane that were in the way have ended before it was granted.
+    // Views of the other lane that conflict had ended before the grant.
     void clear_the_way(const Event &event)
     {
         std::vector<Open> &others = open_[1 - index(event.lane)];
@@ -260,14 +260,14 @@ private:
         }
     }
 
-    // The contents go behind the last view.
+    // The contents die after the last view.
     void discard(const Event &event)
     {
         out_.push_back(event);
         end_views(event.tensor);
     }
 
-    // Of the tensor, in both lanes, before the last event.
+    // Ends the tensor's views of both lanes before the last event.
     void end_views(TensorId tensor)
     {
         for (std::vector<Open> &views : open_) {
@@ -283,11 +283,11 @@ private:
 
     const Step &recorded_;
     const uint64_t copy_bytes_;
-    std::vector<size_t> ends_;  // per fetch: its release
+    std::vector<size_t> ends_;  // by fetch: its release
     std::array<std::vector<Open>, kLanes> open_;
     std::array<bool, kLanes> in_call_{};
     std::deque<size_t> waiting_;              // of the update lane
-    std::array<uint64_t, kLanes> carried_{};  // computed before what was left out
+    std::array<uint64_t, kLanes> carried_{};  // compute time before events that were left out
     Step out_;
 };
 
@@ -295,7 +295,7 @@ private:
 
 void fold_sums(Step &step, const std::vector<bool> &buffers)
 {
-    std::unordered_set<TensorId> asked;  // where the program has them as sums
+    std::unordered_set<TensorId> asked;  // those that the program accesses as sums
     for (const Event &event : step) {
         if (event.lane == Lane::kProgram && event.access == Access::kWriteEmpty) {
             asked.insert(event.tensor);

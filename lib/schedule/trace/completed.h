@@ -1,23 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// A recorded step, made into one that can be replayed: what a recording does not see is put back by
-// assumption. Pure.
+// Makes a recorded step replayable: what the recording cannot see is reconstructed. Pure.
 #pragma once
 
 #include "lib/schedule/trace/step.h"
 
 namespace stepwell::schedule {
 
-// Sums into gradients that go by private buffers, a flag per tensor: the library adds these behind
-// the program. For a replay the program has the gradient itself instead, where it asked for the
-// buffer, else where the sum was made.
+// Removes sums into gradients through private buffers (a flag for each tensor), which the library
+// adds beside the program. Instead the program itself accesses the gradient where it asked for the
+// buffer, or else where the sum was made.
 void fold_sums(Step &step, const std::vector<bool> &buffers);
 
-// The end of a view that nobody saw is taken to be just before the next call of its lane, behind
-// the computing. Left out are a release without a fetch, and a discard of what is read afterwards
-// although no write was seen. A sum is a write where the tensor has no contents then, else it adds
-// to them. What an update asks for while the program has it comes behind that, and pieces of a
-// tensor one behind the other. Copies (fetches of the program at any place that the CPU works in)
-// go piece by piece, `copy_bytes` at a time.
+// A view whose end was not recorded ends just before the next call of its lane, after the compute
+// time. A release without a fetch is dropped, and so is a discard of what is read afterwards
+// without a recorded write. A sum is a write if the tensor is empty then, else it adds to the
+// contents. Accesses of an update to a tensor that the program holds come after that, and pieces
+// of a tensor one after the other. Copies (fetches of the program at any place where the CPU
+// works) are split into pieces of `copy_bytes`.
 Step completed(const Step &recorded, uint64_t copy_bytes);
 
 }  // namespace stepwell::schedule

@@ -100,8 +100,8 @@ Learned::UsesOf Learned::uses(residency::TensorId tensor, uint64_t from) const
     };
     const uint64_t wanted = key(tensor, from);
     const Use *begin = uses_.data();
-    // Halved without a branch that nobody can foretell: by masks, as compilers make branches of
-    // choices.
+    // Binary search without unpredictable branches: by masks, as compilers turn conditional
+    // expressions into branches.
     for (size_t left = uses_.size(); left > 0;) {
         const size_t half = left / 2;
         const Use &middle = begin[half];
@@ -168,7 +168,7 @@ uint64_t Learned::update_bytes() const
     return sum;
 }
 
-// Of gaps a mean that forgets; those of a declared step that nobody timed count for nothing.
+// Compute times become moving means; a declared step without times has no weight.
 void Learned::renew(Learned newer)
 {
     const std::vector<uint32_t> &mine = order(Lane::kProgram);

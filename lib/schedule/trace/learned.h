@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Learned: one way in which a step of a phase went, or was declared to go, with an index of
-// tensors' uses. Fetches are numbered over both lanes, in the order in which they were seen.
-// Pure; one thread at a time.
+// Learned: one access pattern of a phase's steps, recorded or declared, with an index of tensors'
+// uses. Fetches are numbered over both lanes, in the order in which they were recorded. Pure; one
+// thread at a time.
 #pragma once
 
 #include "lib/schedule/trace/step.h"
@@ -19,27 +19,27 @@ public:
     [[nodiscard]] uint32_t fetches() const { return static_cast<uint32_t>(fetch_at_.size()); }
     [[nodiscard]] const Event &fetch(uint32_t number) const { return events_[fetch_at_[number]]; }
     [[nodiscard]] const Step &events() const { return events_; }
-    [[nodiscard]] Step take_events() { return std::move(events_); }  // nothing else works then
-    // The numbers of a lane's fetches, and where a fetch stands among those of its own lane.
+    [[nodiscard]] Step take_events() { return std::move(events_); }  // leaves nothing usable
+    // The numbers of a lane's fetches, and the index of a fetch in its lane.
     [[nodiscard]] const std::vector<uint32_t> &order(Lane lane) const
     {
         return order_[static_cast<size_t>(lane)];
     }
     [[nodiscard]] uint32_t index_in_lane(uint32_t number) const { return index_[number]; }
-    // What is fetched from the beginning on: all of the program, and of updates the first of each
-    // tensor; and so what updates fetch behind the program's last one.
+    // opening(): fetches from the begin of a step, of updates only the first of each tensor.
+    // closing(): fetches of updates after the program's last one.
     [[nodiscard]] const std::vector<uint32_t> &opening() const { return opening_; }
     [[nodiscard]] const std::vector<uint32_t> &closing() const { return closing_; }
-    // All that updates fetch of the tensor of this one.
+    // Everything that updates fetch of the tensor of this fetch.
     [[nodiscard]] residency::Request update_request(uint32_t number) const;
-    // What the lane computed since its fetch before this one.
+    // Compute time of the lane since its fetch before this one.
     [[nodiscard]] uint64_t compute_before(uint32_t number) const;
 
     struct Use {
         residency::TensorId tensor = residency::kNone;
         uint32_t number = 0;
     };
-    // Of one tensor, ascending; where they end is seen when that is reached.
+    // The uses of one tensor, ascending; the end is detected when it is reached.
     class UsesOf {
     public:
         UsesOf(const Use *begin, const Use *end) : begin_(begin), end_(end) {}
@@ -70,35 +70,35 @@ public:
 
     private:
         const Use *begin_;
-        const Use *end_;  // of all tensors'; begin_ where the tensor has none
+        const Use *end_;  // end of the table; begin_ if the tensor has no uses
     };
-    // From that number on.
+    // Uses with numbers >= `from`.
     [[nodiscard]] UsesOf uses(residency::TensorId tensor, uint64_t from = 0) const;
 
-    // The same number for all that go like it.
+    // Equal for all steps with this access pattern.
     [[nodiscard]] uint64_t key() const { return key_; }
     [[nodiscard]] uint64_t compute_ns() const;    // of the program
     [[nodiscard]] uint64_t update_bytes() const;  // fetched by updates beside it
-    // The program's fetches are the same in the same order. Only times may differ, how views end,
-    // and what updates do beside them: how far these come by the end of a step is chance.
+    // The program makes the same fetches in the same order. Times, ends of views and accesses of
+    // updates may differ: how far updates come by the end of a step is chance.
     [[nodiscard]] bool goes_like(const Learned &other) const;
-    // The same, but for how many bytes of each tensor.
+    // Likewise, but byte ranges may differ.
     [[nodiscard]] bool goes_through(const Learned &other) const;
-    // From now on what only goes through the same tensors goes like it; its bytes are the newest.
+    // From now on goes_like() ignores byte ranges; those of the newest step are kept.
     void mix_lengths();
-    // Becomes the newer one, which goes like it, with gaps that are a mean of both.
+    // Takes over a newer step with the same access pattern; compute times become means of both.
     void renew(Learned newer);
 
     [[nodiscard]] uint64_t bytes() const;
-    // Of each event at most, with what recording it in a vector that doubles has taken.
+    // For each event at most, including the growth of the recording's vector.
     static constexpr uint64_t kEventBytesMax =
         2 * sizeof(Event) + 5 * sizeof(uint32_t) + sizeof(Use);
 
     bool declared = false;
-    uint64_t seen = 0;                     // steps that went so
-    uint64_t last_seen = 0;                // the phase's step when it did so last
-    const Learned *followed_by = nullptr;  // how the step after it goes; null: not known, or gone
-    // One that comes once does not change what usually comes.
+    uint64_t seen = 0;                     // steps with this pattern
+    uint64_t last_seen = 0;                // number of the last one in the phase
+    const Learned *followed_by = nullptr;  // next step's pattern; null: not known or dropped
+    // An exception does not replace what usually comes.
     void note_followed_by(const Learned *next);
 
 private:
@@ -106,14 +106,14 @@ private:
     [[nodiscard]] uint64_t make_key() const;
     void find_openings();
 
-    uint32_t followed_so_ = 0;  // times, less those it was not
+    uint32_t followed_so_ = 0;  // counts matches less mismatches
     uint64_t key_ = 0;
     bool mixes_lengths_ = false;
     Step events_;
     std::vector<uint32_t> fetch_at_;
     std::vector<uint32_t> index_;
     std::array<std::vector<uint32_t>, kLanes> order_;
-    std::vector<Use> uses_;  // by tensor and number
+    std::vector<Use> uses_;  // sorted by tensor and number
     std::vector<uint32_t> opening_;
     std::vector<uint32_t> closing_;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a step is among the ways that are known: one comparison while it goes as expected, a search
-// for the last few accesses when it does not.
+// The position of a step among the known access patterns: one comparison while it goes as
+// expected, a search for the last few accesses when it does not.
 #include "lib/schedule/trace/phase_trace.h"
 
 #include <algorithm>
@@ -13,14 +13,14 @@ namespace {
 using residency::kNever;
 using residency::TensorId;
 
-constexpr size_t kWaysMax = 8;        // of a phase; the one not seen for longest goes
-constexpr size_t kLengthsMax = 3;     // ways that differ in the bytes of their tensors alone
-constexpr size_t kWaysOfData = 4;     // as many, and none usual: they depend on data
-constexpr size_t kNearSkip = 2;       // fetches that may be left out without more evidence
-constexpr size_t kSkipMax = 256;      // those that may be, where nothing fits better
-constexpr size_t kUsesSearched = 64;  // of a tensor, in each way
-constexpr float kForget = 1.0F / 16;  // a habit counts about so many steps
-constexpr float kSure = 0.75F;        // of the steps, where which tensors one uses is drawn
+constexpr size_t kWaysMax = 8;        // of a phase; the one not seen for longest is dropped
+constexpr size_t kLengthsMax = 3;     // patterns that differ only in byte ranges
+constexpr size_t kWaysOfData = 4;     // this many, none of them usual: they depend on data
+constexpr size_t kNearSkip = 2;       // fetches that may be skipped without more evidence
+constexpr size_t kSkipMax = 256;      // fetches that may be skipped if nothing else matches
+constexpr size_t kUsesSearched = 64;  // of a tensor, in each pattern
+constexpr float kForget = 1.0F / 16;  // a habit averages over about 16 steps
+constexpr float kSure = 0.75F;        // share of steps, in a phase that varies
 
 }  // namespace
 
@@ -39,7 +39,7 @@ void PhaseTrace::end()
     restart(predict());
 }
 
-// A new order ahead, from its beginning.
+// Starts with a new order, at its begin.
 void PhaseTrace::restart(const Learned *learned)
 {
     following_ = learned;
@@ -48,7 +48,7 @@ void PhaseTrace::restart(const Learned *learned)
     passed_ = 0;
 }
 
-// What came after a step like the last one; else the most usual, of equals the latest.
+// The pattern that followed the last step's; else the most frequent, and of equals the latest.
 const Learned *PhaseTrace::predict() const
 {
     if (last_ && last_->followed_by) return last_->followed_by;
@@ -100,8 +100,8 @@ Learned *PhaseTrace::find_known(const Learned &step)
     return mix_lengths(step);
 }
 
-// Few lengths in turn are ways in turn. Of many, which one comes is not known, but the tensors are:
-// they become one way.
+// A few alternating lengths are separate patterns. Of many, the next one is not known but its
+// tensors are: they become one pattern.
 Learned *PhaseTrace::mix_lengths(const Learned &step)
 {
     Learned *mixed = nullptr;
@@ -124,7 +124,7 @@ Learned *PhaseTrace::mix_lengths(const Learned &step)
     return mixed;
 }
 
-// Of a phase that varies its events stay, to choose by.
+// If the phase varies, the events are kept, for plans.
 bool PhaseTrace::retire_oldest()
 {
     const size_t oldest = find_oldest();
@@ -176,7 +176,7 @@ bool PhaseTrace::drop_oldest()
     return true;
 }
 
-// Of those that may go; their number where none may.
+// The index of the oldest pattern that may be dropped; their number if none may.
 size_t PhaseTrace::find_oldest() const
 {
     size_t oldest = learned_.size();
@@ -203,7 +203,7 @@ void PhaseTrace::declare(Step step)
     forget_declared();
     auto way = std::make_unique<Learned>(std::move(step));
     way->declared = true;
-    last_ = nullptr;  // what was declared goes before what is usual
+    last_ = nullptr;  // so that predict() chooses it
     const Learned *declared = way.get();
     learned_.push_back(std::move(way));
     restart(declared);
@@ -264,7 +264,7 @@ void PhaseTrace::follow(Lane lane, TensorId tensor, residency::Instant now)
     cursor.recent[cursor.seen++ % kRecent] = tensor;
 }
 
-// False: the access fits nowhere for certain, and what is expected stays so.
+// False: no certain match, and the position stays.
 bool PhaseTrace::step_on(Lane lane, TensorId tensor)
 {
     Cursor &cursor = cursors_[static_cast<size_t>(lane)];
@@ -288,19 +288,19 @@ bool PhaseTrace::step_on(Lane lane, TensorId tensor)
         jump(lane, found.learned, found.at + 1);
         return true;
     }
-    // Much left out, or something that came out of turn: the next access will tell.
+    // Many fetches were skipped, or this one is out of order: the next access decides.
     to = skip_to(lane, tensor, kSkipMax);
     if (to != SIZE_MAX) cursor.guess = to + 1;
     return false;
 }
 
-// Of the program's lane: forwards is leaving out, all else is another order ahead.
+// In the program's lane, forward means skipped fetches, anything else a new order.
 void PhaseTrace::jump(Lane lane, const Learned *learned, size_t at)
 {
     Cursor &cursor = cursors_[static_cast<size_t>(lane)];
     if (learned != following_) {
         for (Cursor &other : cursors_) other.guess = SIZE_MAX;
-        // The other lane is about as far as this one.
+        // The other lane is at about the same number.
         const uint32_t number = learned->order(lane)[at - 1];
         for (size_t i = 0; i < kLanes; ++i) {
             const std::vector<uint32_t> &order = learned->order(static_cast<Lane>(i));
@@ -317,7 +317,7 @@ void PhaseTrace::jump(Lane lane, const Learned *learned, size_t at)
     passed_ = 0;
 }
 
-// The next use in the order of the lane, so many fetches ahead at most; SIZE_MAX: none.
+// Index of the next use in the lane, at most that many fetches ahead; SIZE_MAX: none.
 size_t PhaseTrace::skip_to(Lane lane, TensorId tensor, size_t most) const
 {
     const size_t from = cursors_[static_cast<size_t>(lane)].at;
@@ -329,7 +329,7 @@ size_t PhaseTrace::skip_to(Lane lane, TensorId tensor, size_t most) const
     return SIZE_MAX;
 }
 
-// So many of the accesses just before came just before this fetch too.
+// The number of accesses just before this one that also precede the given fetch.
 size_t PhaseTrace::matched(const Learned &learned, Lane lane, size_t index) const
 {
     const Cursor &cursor = cursors_[static_cast<size_t>(lane)];
@@ -343,14 +343,14 @@ size_t PhaseTrace::matched(const Learned &learned, Lane lane, size_t index) cons
     return count;
 }
 
-// Where the last accesses fit best; of equals in the way that is followed, then the nearest ahead.
+// The best match of the last accesses; of equals in the current pattern, then the nearest ahead.
 PhaseTrace::Found PhaseTrace::find(Lane lane, TensorId tensor) const
 {
     Found best;
     std::tuple<size_t, bool, bool, size_t> best_rank{};
     const size_t at = cursors_[static_cast<size_t>(lane)].at;
     for (const std::unique_ptr<Learned> &way : learned_) {
-        if (lane != Lane::kProgram && way.get() != following_) continue;  // the program leads
+        if (lane != Lane::kProgram && way.get() != following_) continue;  // the program decides
         size_t searched = 0;
         for (const Learned::Use &use : way->uses(tensor)) {
             if (way->fetch(use.number).lane != lane) continue;
@@ -374,7 +374,6 @@ uint64_t PhaseTrace::base(Lane lane) const
     return at < order.size() ? order[at] : following_->fetches();
 }
 
-// How the step goes that begins next.
 const Learned *PhaseTrace::coming() const
 {
     if (!open_) return following_;
@@ -410,7 +409,7 @@ uint64_t PhaseTrace::distance(TensorId tensor) const
     for (const Learned::Use &use : following_->uses(tensor, std::min(bases[0], bases[1]))) {
         const uint64_t from = bases[static_cast<size_t>(following_->fetch(use.number).lane)];
         if (use.number < from) continue;
-        // A lane that lags behind the program is due with all that it has left out.
+        // If a lane lags behind, all that it has left is due.
         distance = use.number >= here ? use.number - here : use.number - from;
         break;
     }
@@ -430,7 +429,7 @@ uint64_t PhaseTrace::distance(TensorId tensor) const
     if (distance == kNever) {
         distance = habit.position >= here ? habit.position - here : length - here + habit.position;
     }
-    // What only some steps use comes so many steps later, on average.
+    // A tensor that only some steps use comes that many steps later, on average.
     const float waits = std::max(1 / habit.rate - 1, 0.0F);
     return distance + static_cast<uint64_t>(waits * static_cast<float>(length));
 }

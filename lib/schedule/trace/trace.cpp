@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recording, with what each event costs bounded; what it says of the future is in phase_trace.cpp.
+// Recording, at a bounded cost for each event; the forecast is in phase_trace.cpp.
 #include "lib/schedule/trace/trace.h"
 
 #include <algorithm>
@@ -78,8 +78,8 @@ bool Trace::declare(uint32_t phase, Step step)
     return true;
 }
 
-// The time since the last event, as computing: of the hits that came since, each its share, and
-// what is returned is that of the event which comes now.
+// Distributes the time since the last event as compute time: a share to each hit since, and the
+// returned one to the present event.
 uint64_t Trace::compute_until(uint32_t phase, Instant now)
 {
     Clock &clock = clocks_[phase];
@@ -94,7 +94,7 @@ uint64_t Trace::compute_until(uint32_t phase, Instant now)
     return rest;
 }
 
-// Older ways go before what is new is left out.
+// Drops old patterns before new events are left out.
 bool Trace::has_room(PhaseTrace &phase)
 {
     while (metadata_bytes() + Learned::kEventBytesMax > limit_) {
@@ -128,8 +128,8 @@ void Trace::fetched(uint32_t phase, Lane lane, const residency::Request *request
     }
 }
 
-// A view of what the program fetched just before says nothing new, whether that one has ended or
-// not: threads leave out such hits too, but not always.
+// A repeated hit on the last fetch adds nothing, whether that view has ended or not. Threads leave
+// out most of these already.
 bool Trace::is_again(const Step &events, TensorId tensor, residency::PlaceId place)
 {
     constexpr size_t kLookedAt = 64;
@@ -178,7 +178,7 @@ void Trace::released(uint32_t phase, Lane lane, const residency::Request &view, 
     record(phase, event, now);
 }
 
-// What is no fetch, and was heard of when it happened. Only the program's lane computes.
+// For events with a time, other than fetches. Only the program's lane computes.
 void Trace::record(uint32_t phase, Event event, Instant now)
 {
     PhaseTrace *mine = open_phase(phase);

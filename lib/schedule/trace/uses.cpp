@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Views of a tensor that overlap end as one.
+// Overlapping views of a tensor end as one.
 #include "lib/schedule/trace/uses.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ using residency::Access;
 Uses::Uses(const Step &step, size_t tensors)
     : uses_(tensors), events_(static_cast<uint32_t>(step.size()))
 {
-    std::vector<uint32_t> open(tensors);  // views
+    std::vector<uint32_t> open(tensors);  // open views
     std::array<residency::TensorId, kLanes> last = {residency::kNone, residency::kNone};
     for (uint32_t i = 0; i < step.size(); ++i) {
         const Event &event = step[i];

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Uses: what a step does with each tensor, in its order. The reading of a step that policies, plans
-// and bounds share. Pure.
+// Uses: what a step does with each tensor, in order; shared by policies, plans and bounds. Pure.
 #pragma once
 
 #include "lib/schedule/trace/step.h"
@@ -10,19 +9,19 @@
 
 namespace stepwell::schedule {
 
-// From a fetch to its release, of one tensor. Those that overlap are one, and so are those of a
-// lane that nothing else of it stands between: a large tensor that is copied piece by piece.
+// From a fetch to its release, of one tensor. Overlapping ones are one use, and so are consecutive
+// ones of a lane, as of a large tensor that is copied piece by piece.
 struct Use {
-    uint32_t position = 0;  // of its fetch, among the fetches of the step
-    uint32_t fetch = 0;     // event
-    uint32_t release = 0;   // event
+    uint32_t position = 0;  // number of the fetch in the step
+    uint32_t fetch = 0;     // index of the event
+    uint32_t release = 0;   // likewise
     residency::PlaceId place = 0;
-    bool reads = false;   // what was there before
-    bool writes = false;  // what is there after is new
-    bool dies = false;    // nothing is there after
+    bool reads = false;   // contents from before
+    bool writes = false;  // leaves new contents
+    bool dies = false;    // leaves no contents
 };
 
-// Nothing of the tensor is there after it.
+// No contents are left after the event.
 [[nodiscard]] inline bool dies(const Event &event)
 {
     return event.act == Act::kDiscard || event.hint == Hint::kDiscard;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank brings ahead of its program, and writes back early: the lookahead of the runtime on
-// the trace of this rank's steps, asked after each event as runtime/planning.cpp asks it.
+// What a rank prefetches and writes back early: the runtime's lookahead on the trace of this
+// rank's steps, called after each event as in lib/runtime/planning/prefetcher.cpp.
 #include "lib/simulate/rank.h"
 
 #include <algorithm>
@@ -11,12 +11,12 @@ namespace {
 
 using schedule::Lookahead;
 
-constexpr uint32_t kHintsMax = 64;       // asked in one go
+constexpr uint32_t kHintsMax = 64;       // asked for at once
 constexpr Instant kTimerNs = 1'000'000;  // a start that is late by this is still safe
 
 }  // namespace
 
-// As a runtime measures them while all GPUs are at work; of two hops the slower one counts.
+// As a runtime measures them while all GPUs are busy; of two hops the slower one counts.
 void World::take_bandwidths(Rank &rank)
 {
     const auto speed = [this](Route route) {
@@ -47,7 +47,7 @@ Status World::look_ahead(Rank &rank)
         lookahead.asked(rank.core.fetch(*asked, now_, rank.out));
         STW_TRY(execute(rank));
     }
-    // What may rest no longer changes as the program goes on.
+    // What can be written back changes only when the program goes on.
     const std::pair<uint64_t, uint64_t> at{forecast->turn(), forecast->passed()};
     const bool goes_on = std::exchange(rank.cleaned_at, at) != at;
     for (const PlaceId place : {kDevicePlace, kHostPlace}) {
@@ -65,7 +65,7 @@ Status World::look_ahead(Rank &rank)
     return {};
 }
 
-// False: none of its hints.
+// False: not a hint of this lookahead.
 bool World::end_hint(Rank &rank, residency::FetchId fetch, const Status &status)
 {
     const bool no_room = status.code() == STW_ERROR_BUDGET || status.code() == STW_ERROR_BUSY;

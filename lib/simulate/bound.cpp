@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bound of a step in steady state. Whatever is kept where: what does not fit into all nearer
-// tiers together comes from its own at least once, and what is written there goes back; one sum of
-// gradients and one gathering cannot be left out; parameters enter the device at least once.
+// The bound of a step in steady state, whatever is kept where: what does not fit into all nearer
+// tiers together is read from its own at least once, and written back there if it changes; one sum
+// of gradients and one gather cannot be left out; parameters enter the device at least once.
 #include "lib/simulate/simulate.h"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks gather and sum, in the order in which all of them are asked for it, one at a time: a
-// gather when its ledger says so, from slices that are fetched once there is room for the whole; a
-// sum from the gradient that was computed. A runtime does the same with bytes.
+// The gathers and sums of ranks, in the order in which all of them call, one at a time: a gather
+// when its ledger starts it, from slices that are fetched once there is room for the gathered
+// tensor; a sum from the gradient that was computed. A runtime does the same with bytes.
 #include "lib/simulate/rank.h"
 #include "lib/support/assert.h"
 
@@ -13,8 +13,8 @@ namespace {
 using gathering::WholeId;
 using residency::Access;
 
-constexpr uint64_t kOwner = kLanes + 1;  // whose fetches are not of a lane
-constexpr uint32_t kUrgency = 3;         // of what is time, not bytes
+constexpr uint64_t kOwner = kLanes + 1;  // owner of fetches that are not of a lane
+constexpr uint32_t kUrgency = 3;         // of work that is time, not bytes
 
 }  // namespace
 
@@ -34,7 +34,7 @@ Status World::add_wholes(Rank &rank)
     return {};
 }
 
-// ----------------------------------------------------------------------- what the program calls --
+// ----------------------------------------------------------------------- calls of the program ----
 
 void World::begin_gather(Rank &rank, OpId id)
 {
@@ -72,7 +72,7 @@ void World::begin_sum(Rank &rank, uint32_t number)
              {tile.gradient, Access::kWrite, kDevicePlace, 0, layout_.specs[tile.gradient].bytes}});
 }
 
-// From here on a gather waits for its tile's update, and what was gathered before is old.
+// From here on gathers wait for their tile's update, and earlier gathered tensors are invalid.
 void World::call_updates(Rank &rank)
 {
     for (uint32_t number = 0; number < layout_.tiles.size(); ++number) {
@@ -84,7 +84,7 @@ void World::call_updates(Rank &rank)
     }
 }
 
-// -------------------------------------------------------------------------- what comes of that --
+// ------------------------------------------------------------------------------- collectives ----
 
 Status World::pump_gathers(Rank &rank)
 {
@@ -113,7 +113,7 @@ Status World::pump_gathers(Rank &rank)
     return {};
 }
 
-// What it reads and writes of this rank's own comes to the device.
+// Fetches to the device what the collective reads and writes on this rank.
 void World::prepare(Rank &rank, Collective &work, std::vector<residency::Request> requests)
 {
     residency::FetchAsked asked;
@@ -147,7 +147,8 @@ void World::advance_collectives(Rank &rank)
     arrive(rank);
 }
 
-// Those that hold slices of the same whole are one group; model-parallel neighbours are in others.
+// Ranks that hold slices of the same tensor are a group; model-parallel neighbours are in
+// different groups.
 void World::arrive(Rank &rank)
 {
     const uint32_t groups = static_cast<uint32_t>(ranks_.size()) / group_ranks_;
@@ -171,7 +172,7 @@ void World::end_collective(Rank &rank)
     for (size_t i = 0; i < work->requests.size(); ++i) {
         const residency::Request &request = work->requests[i];
         const residency::Grant &grant = work->grants[i];
-        // A slice leaves first; a gradient before the sum has been read and is dead.
+        // A slice is evicted first; the gradient before the sum is dead.
         const bool slice = request.tensor != layout_.tiles[work->tile].gradient_whole;
         if (grant.by_gate) {
             rank.core.gate(request.tensor, grant.place).unpin();
@@ -198,8 +199,8 @@ void World::end_collective(Rank &rank)
     }
 }
 
-// The computation waited for a whole: for the update of its tile, then for this rank's slice, then
-// for the collective and those before it.
+// Splits a computation's wait for a gathered tensor: for the update of its tile, then for this
+// rank's slice, then for the collective and those before it.
 void World::blame_gather(Rank &rank, uint32_t tile, Instant begin, Instant end)
 {
     const Rank::Arrival &arrival = rank.tiles[tile].arrival;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arithmetic is that of the core: a tensor of its own has whole blocks, and its farthest tier
-// keeps room for all of them.
+// The arithmetic is that of the core: each tensor has blocks of its own, and room for all of them
+// is reserved in its farthest tier.
 #include "lib/simulate/layout.h"
 
 #include <algorithm>
@@ -12,13 +12,13 @@ namespace {
 using residency::kNone;
 using residency::TensorSpec;
 
-// A runtime's blocks have 2 MiB, and small tensors share them. Here each tensor has its own, and
-// they are cut so that slices of parameters fill them.
+// A runtime has blocks of 2 MiB that small tensors share. Here each tensor has blocks of its own,
+// with a size that slices of parameters fill.
 constexpr uint64_t kBlockBytes = 2 << 20;
 constexpr uint64_t kBlockBytesMin = 64 << 10;
 constexpr uint64_t kPageBytes = 4096;
 constexpr const char *kPlaceNames[] = {"device", "host", "nvme"};
-constexpr uint64_t kTilesAhead = 8;  // gathered at most, before they are needed
+constexpr uint64_t kTilesAhead = 8;  // gathered before they are needed, at most
 constexpr uint64_t kMostBytes = uint64_t{1} << 60;
 
 uint64_t divided(uint64_t bytes, uint64_t by)
@@ -44,15 +44,15 @@ public:
         STW_TRY(place_all());
         return std::move(layout_);
     }
-    // Of what did not fit: where.
+    // The tier in which something did not fit.
     [[nodiscard]] PlaceId full() const { return full_; }
 
 private:
     struct Role {
         const char *name;
         Home home;
-        PlaceId nearest;     // of those it is placed in by itself
-        bool comes_to_host;  // is updated there, wherever it rests
+        PlaceId nearest;     // without a placement, the first tier to try
+        bool comes_to_host;  // updated there, wherever it rests
     };
 
     [[nodiscard]] bool gathers() const { return layout_.gather_ranks > 1; }
@@ -66,7 +66,7 @@ private:
         const uint64_t bytes[] = {budgets.device_bytes, budgets.host_bytes, budgets.nvme_bytes};
         return bytes[place];
     }
-    // In whole blocks.
+    // In complete blocks.
     [[nodiscard]] uint64_t budget(PlaceId place) const
     {
         return whole_budget(place) / layout_.block_bytes * layout_.block_bytes;
@@ -94,16 +94,16 @@ private:
 
     const Model &model_;
     Layout layout_;
-    std::vector<std::string> names_;  // of tiles
+    std::vector<std::string> names_;  // by tile
     std::vector<uint64_t> checkpoint_bytes_;
     std::vector<uint64_t> shard_parameters_;
-    uint32_t largest_ = 0;         // tile
-    uint64_t whole_bytes_ = 0;     // of the largest tile
+    uint32_t largest_ = 0;         // index of the largest tile
+    uint64_t whole_bytes_ = 0;     // of the largest tile, gathered
     uint64_t gradient_bytes_ = 0;  // of its gradient before the sum
     uint64_t shard_bytes_ = 0;     // of its slices
-    uint64_t update_bytes_ = 0;    // of the slices that the largest update needs
-    uint64_t fixed_bytes_ = 0;     // of the device: no tensor rests there
-    uint64_t ahead_ = 0;           // likewise, where it is to spare
+    uint64_t update_bytes_ = 0;    // of all slices in the largest update
+    uint64_t fixed_bytes_ = 0;     // of the device, not for resting tensors
+    uint64_t ahead_ = 0;           // of the device, to look ahead; can be given up
     PlaceId full_ = kDevicePlace;
 };
 
@@ -153,7 +153,7 @@ std::string Builder::name_of(const char *role, uint32_t tile) const
     return names_[tile] + " " + role;
 }
 
-// What the backward pass needs there at its fullest moment, whatever rests elsewhere.
+// The most that the backward pass needs there at once, wherever tensors rest.
 Status Builder::reserve_device()
 {
     uint64_t whole = 0;
@@ -190,7 +190,7 @@ Status Builder::reserve_device()
     }
     update_bytes_ = update;
     layout_.host_window_bytes = host_window(budget(kHostPlace));
-    // What is more serves to look ahead, up to a quarter of the memory.
+    // Further room is used to look ahead, up to a quarter of the memory.
     ahead_ = std::min({(kTilesAhead - 2) * (whole + shard), budget(kDevicePlace) - needed,
                        budget(kDevicePlace) / 4});
     largest_ = largest;
@@ -206,8 +206,8 @@ uint64_t Builder::host_window(uint64_t budget) const
     return std::max(budget / 64, 2 * update_bytes_);
 }
 
-// With so many bytes there. What is placed by itself leaves room to look ahead; what was placed is
-// believed.
+// With that budget. Tensors without a placement leave room to look ahead; an explicit placement is
+// followed.
 uint64_t Builder::room_of(PlaceId place, uint64_t budget, bool leaves_room) const
 {
     uint64_t used = layout_.promised_bytes[place];
@@ -216,7 +216,7 @@ uint64_t Builder::room_of(PlaceId place, uint64_t budget, bool leaves_room) cons
     return budget - std::min(used, budget);
 }
 
-// The least that the place has to have more, for so much room there.
+// The least growth of the place that makes so much room there.
 uint64_t Builder::lacking(PlaceId place, uint64_t bytes, bool leaves_room) const
 {
     const uint64_t block = layout_.block_bytes;
@@ -231,7 +231,7 @@ uint64_t Builder::lacking(PlaceId place, uint64_t bytes, bool leaves_room) const
     return enough - whole_budget(place);
 }
 
-// "of the 80.0 GiB in device 3.0 GiB are left"
+// For example "of the 80.0 GiB in device 3.0 GiB are left".
 std::string Builder::left_text(PlaceId place, bool leaves_room) const
 {
     return "of the " + bytes_text(whole_budget(place)) + " in " + kPlaceNames[place] + " " +
@@ -249,7 +249,7 @@ Result<PlaceId> Builder::home_of(const Role &role, const std::string &name, uint
     std::string left;
     for (PlaceId place = first; place <= last; ++place) {
         full_ = place;
-        // What is updated in host memory is promised room there as well.
+        // Tensors updated in host memory need room reserved there as well.
         if (place == kDevicePlace && role.comes_to_host && room_at(place, is_auto) >= bytes)
             full_ = kHostPlace;
         if (room_at(full_, is_auto && full_ == place) >= bytes) return place;
@@ -270,7 +270,7 @@ Result<TensorId> Builder::add(const Role &role, const std::string &name, uint64_
     spec.name = name;
     spec.bytes = bytes;
     spec.no_packing = true;
-    spec.agreed = transient;  // wholes have a part of the device of their own
+    spec.agreed = transient;  // gathered tensors have a part of the device of their own
     PlaceId home = kDevicePlace;
     if (!transient) {
         Result<PlaceId> found = home_of(role, name, in_blocks(bytes));
@@ -282,13 +282,13 @@ Result<TensorId> Builder::add(const Role &role, const std::string &name, uint64_
             layout_.promised_bytes[kHostPlace] += in_blocks(bytes);
     }
     spec.policy.home = home;
-    spec.policy.allowed = (2u << home) - 1;  // there, and nearer
+    spec.policy.allowed = (2u << home) - 1;  // its home and nearer
     if (role.comes_to_host) spec.policy.allowed |= 1u << kHostPlace;
     layout_.specs.push_back(spec);
     return static_cast<TensorId>(layout_.specs.size() - 1);
 }
 
-// On the device only where all of them are there: what is updated there must all be there.
+// Only if all of the tensors of updates fit there.
 bool Builder::updates_on_device() const
 {
     const Placement &placement = model_.placement;
@@ -330,7 +330,7 @@ Status Builder::place_checkpoints()
     return {};
 }
 
-// What is read most often comes first.
+// Tensors that are read most often first.
 Status Builder::place_all()
 {
     const bool on_device = updates_on_device();
@@ -387,7 +387,7 @@ Status Builder::add_wholes()
     return {};
 }
 
-// Where something does not fit, `full` is the tier that has no room for it.
+// If something does not fit, `full` is the tier without room for it.
 Result<Layout> try_layout(const Model &model, const Machine &machine, uint32_t ranks,
                           const Budgets &budgets, uint64_t blocks_max, PlaceId *full)
 {
@@ -450,7 +450,7 @@ uint64_t layers_max(const Model &model, const Machine &machine, uint32_t ranks,
                     const Budgets &budgets, uint64_t blocks_max)
 {
     constexpr uint64_t kLayersMax = 10'000;
-    // More than all bytes there are cannot be; nor is the arithmetic of many layers free.
+    // Bounds the search: by all bytes of the machine, and as many layers take time to lay out.
     const double rooms = static_cast<double>(budgets.device_bytes) +
                          static_cast<double>(budgets.host_bytes) +
                          static_cast<double>(budgets.nvme_bytes);

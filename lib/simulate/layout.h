@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which tensors one rank has of a model, how large, and where each rests: by the model's placement,
-// else tensor by tensor in the nearest tier with room. Refused where it cannot be, with the tensor,
-// the moment and the bytes. Pure.
+// The tensors that one rank has of a model, their sizes, and where each rests: by the model's
+// placement, else tensor by tensor in the nearest tier with room. Refused if it does not fit, with
+// the tensor, the moment and the bytes. Pure.
 #pragma once
 
 #include "lib/residency/types.h"
@@ -21,23 +21,23 @@ constexpr PlaceId kHostPlace = 1;
 constexpr PlaceId kNvmePlace = 2;
 constexpr uint32_t kSimulatedPlaces = 3;
 
-// A part of a layer, as one rank sees it. Sizes are in `specs`.
+// A part of a layer on one rank. Sizes are in `specs`.
 struct Tile {
     uint32_t layer = 0;
     double forward_flops = 0;
-    uint64_t whole_bytes = 0;  // of what its model-parallel share is
+    uint64_t whole_bytes = 0;  // of its model-parallel share, gathered
     uint64_t gradient_whole_bytes = 0;
     uint64_t update_bytes = 0;  // read and written by its update
     TensorId parameter = residency::kNone;
     TensorId gradient = residency::kNone;
     TensorId state = residency::kNone;
-    TensorId whole = residency::kNone;  // none: nothing to gather
-    // Before the sum. Tiles beside each other have different ones, and all have these two.
+    TensorId whole = residency::kNone;  // kNone: nothing to gather
+    // Before the sum. Adjacent tiles use different ones; there are only two in all.
     TensorId gradient_whole = residency::kNone;
     PlaceId update_at = kHostPlace;
 };
 
-// Of one rank; the defaults are what the machine has.
+// For one rank; by default its share of the machine.
 struct Budgets {
     uint64_t device_bytes = 0;
     uint64_t host_bytes = 0;
@@ -47,29 +47,31 @@ Budgets budgets_of(const Machine &machine);
 
 struct Layout {
     uint32_t ranks = 1;
-    uint32_t gather_ranks = 1;  // that hold slices of the same whole
+    uint32_t gather_ranks = 1;  // that hold slices of the same tensors
     uint64_t block_bytes = 0;
     Budgets budgets;
     uint32_t tiles_ahead = 0;        // fetched and gathered before they are needed, at most
     uint64_t whole_bytes = 0;        // of the device, for these
-    uint64_t host_window_bytes = 0;  // for what is updated, where that is the host
-    uint64_t working_bytes = 0;      // of the device, no tensor's
-    uint32_t layers = 0;             // each with one checkpoint
+    uint64_t host_window_bytes = 0;  // room for updates on the host
+    uint64_t working_bytes = 0;      // of the device, without tensors
+    uint32_t layers = 0;             // each with a checkpoint
     std::vector<residency::TensorSpec> specs;
     std::vector<Tile> tiles;            // in the order of the forward pass
-    std::vector<TensorId> checkpoints;  // by layer; none: nothing is kept
-    std::vector<TensorId> filled;       // parameters and states: there before the first step
+    std::vector<TensorId> checkpoints;  // by layer; kNone: no checkpoint
+    std::vector<TensorId> filled;       // parameters and states: exist before the first step
     uint64_t promised_bytes[kSimulatedPlaces] = {};
     uint64_t rest_bytes[kSimulatedPlaces] = {};  // by home
 };
 
-// blocks_max: so many blocks for all of a rank's bytes, about; a larger block is simulated faster.
+// blocks_max: about the number of blocks for all bytes of a rank; larger blocks are simulated
+// faster.
 Result<Layout> lay_out(const Model &model, const Machine &machine, uint32_t ranks,
                        const Budgets &budgets, uint64_t blocks_max);
-// Where something does not fit, says as well how many bytes more of that tier make all of it fit.
+// If something does not fit, the error also gives the bytes by which that tier must grow for all
+// of it to fit.
 Result<Layout> lay_out_told(const Model &model, const Machine &machine, uint32_t ranks,
                             const Budgets &budgets, uint64_t blocks_max);
-// The largest number of layers of this shape that can be laid out; 0: not one.
+// The largest number of layers of this shape that fits; 0: none.
 uint64_t layers_max(const Model &model, const Machine &machine, uint32_t ranks,
                     const Budgets &budgets, uint64_t blocks_max);
 

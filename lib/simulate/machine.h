@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What it is trained on, as data: nodes, their tiers, their links and who shares them. Pure.
+// The machine to train on, as data: nodes, their tiers, links and the sharers of links. Pure.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace stepwell::simulate {
 
 constexpr double kNsPerSecond = 1e9;
 
-// A way between two tiers; a link may serve several, as a drive that reads or writes does.
+// A path between two tiers; a link may carry several, like a drive that reads and writes.
 enum class Route : uint8_t { kNvmeToHost, kHostToNvme, kHostToDevice, kDeviceToHost };
 constexpr uint32_t kRoutes = 4;
 
@@ -19,24 +19,24 @@ constexpr uint32_t kRoutes = 4;
     return 1u << static_cast<uint32_t>(route);
 }
 
-// One of it for each of these; its bandwidth is divided among the GPUs that use it at the time.
+// What has a link of its own; the bandwidth is divided among the GPUs that use it at the time.
 enum class Per : uint8_t { kGpu, kSwitch, kSocket, kNode };
 
 struct Link {
     std::string name;
-    uint32_t routes = 0;     // bit per Route
-    double bytes_per_s = 0;  // of one stripe
+    uint32_t routes = 0;     // a bit for each Route
+    double bytes_per_s = 0;  // of a stripe
     uint32_t stripes = 1;
     uint64_t latency_ns = 0;
     Per per = Per::kGpu;
 };
 
-// Every rank sends its slice and receives the others': in the node over the GPUs' own links,
-// between nodes over what a node has in all.
+// Each rank sends its slice and receives those of the others: within the node over the GPUs' own
+// links, between nodes over the sum of a node's links.
 struct Collectives {
     double in_node_bytes_per_s = 0;       // of a GPU
-    double across_nodes_bytes_per_s = 0;  // of a node; 0: there is one node
-    uint64_t latency_ns = 0;              // of each
+    double across_nodes_bytes_per_s = 0;  // of a node; 0: there is only one
+    uint64_t latency_ns = 0;              // of each collective
 };
 
 struct Machine {
@@ -47,16 +47,16 @@ struct Machine {
     uint32_t gpus_per_socket = 1;
     uint64_t device_bytes = 0;  // of a GPU
     double device_bytes_per_s = 0;
-    double peak_flops_per_s = 0;      // what its maker says
-    double achieved_flops_per_s = 0;  // what large matrices reach
+    double peak_flops_per_s = 0;      // by its maker
+    double achieved_flops_per_s = 0;  // reached with large matrices
     uint64_t host_bytes = 0;          // of a node
-    double host_bytes_per_s = 0;      // of a node, what an update of states in host memory reaches
+    double host_bytes_per_s = 0;      // of a node, reached by an update of states in host memory
     uint64_t nvme_bytes = 0;          // of a node; 0: none
     std::vector<Link> links;
     Collectives collectives;
 
     [[nodiscard]] uint32_t gpus() const { return nodes * gpus_per_node; }
-    // How many GPUs share one of it.
+    // The number of GPUs that share one.
     [[nodiscard]] uint32_t sharers(Per per) const
     {
         switch (per) {

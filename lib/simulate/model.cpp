@@ -7,7 +7,7 @@
 namespace stepwell::simulate {
 namespace {
 
-// Of a matrix of so many parameters, for each token: a multiplication and an addition.
+// Of a matrix, for each parameter and token: a multiplication and an addition.
 constexpr double kForwardFlops = 2;
 constexpr double kBackwardFlops = 2 * kForwardFlops;
 constexpr uint64_t kActivationBytes = 2;  // half precision
@@ -58,7 +58,7 @@ std::vector<Layer> transformer_layers(const Transformer &transformer)
     layer.checkpoint_bytes =
         kActivationBytes *
         static_cast<uint64_t>(std::llround(tokens * static_cast<double>(transformer.hidden)));
-    // What lies between two checkpoints is one layer of ours: one input is kept for all of it.
+    // The blocks between two checkpoints are one layer here, with one input kept for all of them.
     const uint64_t every = std::max<uint64_t>(transformer.blocks_per_checkpoint, 1);
     const auto group_of = [&layer](uint64_t blocks, uint64_t count) {
         Layer group = layer;
@@ -89,7 +89,7 @@ Result<Model> scaled(const Model &model, double parameters)
                              "a list of layers has no other size; sweep a transformer, or give a "
                              "file for each size");
     }
-    // Both grow by the third root, as a wider model is a deeper one.
+    // Both grow with the cube root, as wider models are deeper.
     const Transformer &from = model.transformer;
     const double ratio = std::cbrt(parameters / static_cast<double>(model.parameters()));
     const uint64_t multiple = std::max<uint64_t>(from.heads, 1);

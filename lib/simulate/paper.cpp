@@ -9,7 +9,7 @@ double tokens(const Shape &shape)
     return static_cast<double>(shape.batch) * static_cast<double>(shape.sequence);
 }
 
-// Of one block, elements for each token: 16 of the hidden size, and two scores for each head.
+// Elements of one block for each token: 16 of the hidden size, and two scores for each head.
 double block_elements(const Shape &shape)
 {
     return 16 * static_cast<double>(shape.hidden) +
@@ -43,7 +43,7 @@ double checkpoint_bytes(const Shape &shape)
 double operator_bytes(const Shape &shape)
 {
     const double hidden = static_cast<double>(shape.hidden);
-    return 16 * hidden * hidden;  // hidden x 4 hidden, twice, in half precision
+    return 16 * hidden * hidden;  // hidden x 4 hidden, parameter and gradient, in half precision
 }
 
 double activation_working_bytes(const Shape &shape)

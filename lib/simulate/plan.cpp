@@ -10,7 +10,7 @@ namespace {
 constexpr double kAsFast = 1.01;
 constexpr double kStallOfStep = 0.02;
 
-// What a step waits for most, else what it does.
+// The largest cause of stalls, else the computation.
 std::string limit_of(const Answer &answer)
 {
     uint32_t most = 0;
@@ -21,14 +21,14 @@ std::string limit_of(const Answer &answer)
         std::max_element(answer.links.begin(), answer.links.end(),
                          [](const LinkLoad &a, const LinkLoad &b) { return a.busy < b.busy; });
     std::string limit = cause_name(static_cast<Cause>(most));
-    // Between ranks no link of tiers is in the way.
+    // Links between tiers do not limit collectives.
     const bool by_links = static_cast<Cause>(most) != Cause::kCollectives;
     if (by_links && busiest != answer.links.end() && busiest->busy > 0.5)
         limit += ", over " + busiest->name;
     return limit;
 }
 
-// The smallest number of shares that is as fast; that of all of them is known to be.
+// Finds the smallest number of shares that is as fast, by bisection.
 void shrink(const Model &model, const Machine &machine, Options options, uint64_t Budgets::*tier,
             double target_s, Plan *found)
 {
@@ -68,7 +68,7 @@ Result<Plan> plan(const Model &model, const Machine &machine, const Options &opt
     const double target_s = found.whole.step_s * kAsFast;
     for (uint64_t Budgets::*tier : {&Budgets::device_bytes, &Budgets::host_bytes})
         shrink(model, machine, tried, tier, target_s, &found);
-    // Of the farthest it is what rests there.
+    // The farthest tier needs what rests there.
     found.least.budgets.nvme_bytes = found.least.peak_bytes[kNvmePlace];
     return found;
 }

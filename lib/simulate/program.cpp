@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forward pass takes the tiles in order; the backward pass takes the layers in reverse, each
-// forward once more where it is computed again, then its tiles in reverse; updates go in the order
-// of the next forward pass.
+// The forward pass takes the tiles in order; the backward pass takes the layers in reverse, with
+// the forward again before each if it is recomputed, then its tiles in reverse; updates go in the
+// order of the next forward pass.
 #include "lib/simulate/program.h"
 
 #include <algorithm>
@@ -78,10 +78,10 @@ private:
     const Machine &machine_;
     const Schedule &schedule_;
     Program program_;
-    std::vector<OpId> computed_;  // by tile as they come: its computation is over
+    std::vector<OpId> computed_;  // in order of execution: the end of a tile's computation
     std::vector<OpId> reduced_;
-    std::vector<OpId> updated_;  // by tile: the last step's
-    std::vector<OpId> kept_;     // by layer: its checkpoint is written
+    std::vector<OpId> updated_;  // by tile: in the last step
+    std::vector<OpId> kept_;     // by layer: its checkpoint was written
     uint64_t compute_ns_ = 0;
     OpId began_ = kNoOp;
 };
@@ -138,14 +138,14 @@ OpId Writer::on_tile(LaneId lane, What what, Cause cause, uint32_t tile, std::ar
 
 void Writer::begin_step()
 {
-    // An update that is exposed is over, and written, before anything of the next step begins.
+    // An exposed update ends, and is written, before the next step begins.
     OpId last = kNoOp;
     if (schedule_.exposed_update && !updated_.empty() && updated_.back() != kNoOp)
         last = run(LaneId::kUpdate, What::kDrain, Cause::kUpdate, 0, {kNoOp, kNoOp, kNoOp});
     began_ = run(LaneId::kCompute, What::kStepBegins, Cause::kUpdate, 0, {last, kNoOp, kNoOp});
 }
 
-// A tile's parameters are there for the computation that comes next.
+// Makes a tile's parameters available to the next computation.
 OpId Writer::bring(uint32_t number, OpId checkpoint, bool again)
 {
     const Tile &tile = layout_.tiles[number];
@@ -154,7 +154,8 @@ OpId Writer::bring(uint32_t number, OpId checkpoint, bool again)
         return on_tile(LaneId::kCompute, What::kGather, Cause::kCollectives, number,
                        {checkpoint, sum, kNoOp});
     }
-    // Of a step whose update is exposed nothing is fetched before it; else each waits for its own.
+    // With an exposed update nothing is fetched before its end; else each fetch waits for its own
+    // update.
     const OpId begun = schedule_.exposed_update || !schedule_.overlap ? began_ : kNoOp;
     const OpId update = again ? kNoOp : updated_[number];
     const Use slice{tile.parameter, Access::kRead, kDevicePlace};
@@ -171,7 +172,7 @@ OpId Writer::let_go(uint32_t number)
     return release(LaneId::kCompute, {use}, true, false);
 }
 
-// A tile forward, the first time or once more.
+// The forward pass of a tile, first or recomputed.
 void Writer::forward_tile(uint32_t number, OpId checkpoint, bool again)
 {
     const OpId ready = bring(number, checkpoint, again);
@@ -202,7 +203,7 @@ void Writer::backward_tile(uint32_t number)
     const Tile &tile = layout_.tiles[number];
     const bool gathered = gathers(tile);
     const Use before{gathered ? tile.gradient_whole : tile.gradient, Access::kWrite, kDevicePlace};
-    // No more of them than two, or sums that come late would fill the device.
+    // At most two of them, as late sums would otherwise fill the device.
     const OpId late = reduced_.size() < 2 ? kNoOp : reduced_[reduced_.size() - 2];
     fetch(LaneId::kCompute, Cause::kGradients, {before}, {late, kNoOp, kNoOp});
     const OpId ready = bring(number, kNoOp, true);
@@ -252,13 +253,14 @@ void Writer::update()
         const Use state{tile.state, Access::kReadWrite, tile.update_at};
         const Use gradient{tile.gradient, Access::kRead, tile.update_at};
         const Use parameter{tile.parameter, Access::kWrite, tile.update_at};
-        // As many at once as fit twice: one half is read or written, the other worked on.
+        // Tiles that fit into half of the window: that half is transferred while the other is
+        // updated.
         const uint64_t a_tile = layout_.specs[tile.state].bytes +
                                 layout_.specs[tile.gradient].bytes +
                                 layout_.specs[tile.parameter].bytes + 3 * layout_.block_bytes;
         const uint64_t at_once = std::clamp<uint64_t>(layout_.host_window_bytes / a_tile, 1, 8);
         const OpId earlier = over.size() < at_once ? kNoOp : over[over.size() - at_once];
-        // Clipping by the norm of all gradients has to have seen all of them.
+        // Clipping by the norm of all gradients needs all of them.
         fetch(LaneId::kUpdateFetch, Cause::kUpdate, {state, gradient, parameter},
               {earlier, computed, summed});
         const OpId there = program_.lanes[static_cast<size_t>(LaneId::kUpdateFetch)].back();
@@ -288,10 +290,10 @@ uint64_t collective_ns(const Machine &machine, const Layout &layout, uint32_t mo
                        uint64_t whole_bytes)
 {
     const double bytes = static_cast<double>(whole_bytes);
-    // The GPUs of a model-parallel group sit side by side in a node, as far as they fit there.
+    // The GPUs of a model-parallel group are adjacent in a node, as far as they fit there.
     const uint32_t per_node = std::min(machine.gpus_per_node, layout.ranks);
     const uint32_t nodes = (layout.ranks + per_node - 1) / per_node;
-    const uint32_t groups = std::min(model_parallel, per_node);  // of them in a node
+    const uint32_t groups = std::min(model_parallel, per_node);  // in a node
     const double members = static_cast<double>(layout.gather_ranks);
     const double in_node = bytes * (members - 1) / members;
     double seconds = 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one rank does in training steps, as lanes of operations that run beside each other: it
-// computes, sums, updates. An operation starts when its lane reaches it and those it comes after
-// are done. What is gathered or brought, when and ahead of what is no part of it: a rank decides
-// that as a runtime does (collectives.cpp, ahead.cpp). Pure.
+// What one rank does in training steps, as concurrent lanes of operations: it computes, sums,
+// updates. An operation starts when its lane reaches it and its predecessors are done. What is
+// gathered or prefetched, and when, is not part of the program: ranks decide that as a runtime
+// does (collectives.cpp, ahead.cpp). Pure.
 #pragma once
 
 #include "lib/simulate/layout.h"
@@ -19,11 +19,11 @@ enum class What : uint8_t {
     kFetch,
     kRelease,
     kCompute,
-    kGather,   // a tile's parameters are fetched whole
+    kGather,   // a tile's parameters are fetched, gathered
     kLetGo,    // and released
-    kSum,      // its gradient goes to the sums that wait
-    kSummed,   // is done with the next of these
-    kUpdates,  // all tiles are to be updated: what is fetched from now on is what comes of it
+    kSum,      // queues the sum of its gradient
+    kSummed,   // waits for the next of these sums
+    kUpdates,  // all tiles are to be updated: later fetches get the results
     kDrain,
     kStepBegins
 };
@@ -46,34 +46,34 @@ struct Op {
     What what = What::kCompute;
     LaneId lane = LaneId::kCompute;
     Cause cause = Cause::kNone;
-    bool far = false;      // of a release: leaves first, is written back now
-    bool discard = false;  // of a release: the contents are dead
+    bool far = false;      // of a release: evicted first and written back now
+    bool discard = false;  // of a release: contents are dead
     std::array<OpId, 3> after = {kNoOp, kNoOp, kNoOp};
     std::array<Use, 3> uses = {};  // of a fetch or a release
     uint8_t use_count = 0;
     uint64_t duration_ns = 0;  // of a computation
-    uint32_t tile = 0;         // of what is gathered, summed or updated
+    uint32_t tile = 0;         // that is gathered, summed or updated
 };
 
 struct Schedule {
-    bool overlap = true;          // fetch, gather and sum ahead of, and beside, the computation
-    bool exposed_update = false;  // all of it between two steps, as the paper's
+    bool overlap = true;          // fetch, gather and sum ahead of and beside the computation
+    bool exposed_update = false;  // all of the update between two steps, as in the paper
 };
 
 struct Program {
     std::vector<Op> ops;
     std::array<std::vector<OpId>, kLanes> lanes;
     uint64_t compute_ns = 0;          // of a step
-    uint32_t ahead_max = 0;           // wholes, gathered before they are fetched
+    uint32_t ahead_max = 0;           // tensors gathered before they are fetched
     std::vector<uint64_t> gather_ns;  // by tile
     std::vector<uint64_t> sum_ns;
 };
 
-// So many steps, and the begin of one more.
+// That many steps, and the begin of one more.
 Program write_program(const Layout &layout, const Model &model, const Machine &machine,
                       const Schedule &schedule, uint32_t steps);
 
-// Of all ranks that hold slices, for each to have the whole; and the way back, sums for slices.
+// All ranks that hold slices gather the tensor; or, the other way, sum into their slices.
 uint64_t collective_ns(const Machine &machine, const Layout &layout, uint32_t model_parallel,
                        uint64_t whole_bytes);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank before its first step: its tiers, and all that was trained before.
+// A rank before its first step: its tiles, and everything that was trained before.
 #include "lib/simulate/rank.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace {
 
 using residency::Access;
 
-// Where nothing is gathered ahead, one at a time is: there is nothing to keep the others for.
+// If nothing is gathered ahead, only one tensor is gathered at a time.
 uint64_t whole_blocks(const Layout &layout, const Program &program)
 {
     const uint32_t tiles = program.ahead_max > 0 ? 1 : layout.tiles_ahead;
@@ -59,15 +59,15 @@ World::Rank::Rank(World &world, uint32_t number, const Layout &layout, const Pro
         lookahead = std::make_unique<schedule::Lookahead>(kHostPlace, kNvmePlace);
 }
 
-// What was trained before is there, and takes no time to be.
+// Earlier training exists already, so filling takes no time.
 Status World::fill(Rank &rank)
 {
     for (const residency::TensorSpec &spec : layout_.specs) {
         Result<TensorId> made = rank.core.create(spec);
         if (!made.ok()) return std::move(made.status());
     }
-    // What rests at a place leaves after what passes through, which is found behind any number of
-    // colder blocks that stay.
+    // Tensors at home at a place are evicted after those that pass through, however many blocks
+    // stay there.
     for (const PlaceId place : {kDevicePlace, kHostPlace}) {
         std::vector<residency::Score> scores;
         for (TensorId tensor = 0; tensor < layout_.specs.size(); ++tensor)

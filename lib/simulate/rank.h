@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank of a world: its core, its lanes, what it holds. Private to world.cpp, collectives.cpp
-// and rank.cpp.
+// One rank of a world: its core, lanes and tensors. Private to world.cpp, collectives.cpp and
+// rank.cpp.
 #pragma once
 
 #include "lib/gathering/agreed.h"
@@ -18,21 +18,20 @@ struct World::View {
     bool by_gate = false;
 };
 
-// A gather or a sum, in the order in which all ranks got their calls.
+// A gather or a sum, in the order in which all ranks called it.
 struct World::Collective {
     uint32_t tile = 0;
     gathering::GatherId gather = 0;  // 0: a sum
-    residency::ClaimId claim = 0;  // of a sum, since it was called: an update that is called later
-                                   // comes later
-    gathering::StartGather start;  // of a gather: the wholes' memory is here
+    residency::ClaimId claim = 0;    // of a sum, from its call on: updates called later wait for it
+    gathering::StartGather start;    // of a gather: memory for the gathered tensor
     residency::FetchId preparing = 0;
     std::vector<residency::Request> requests;
-    std::vector<residency::Grant> grants;  // of these, once they are here
+    std::vector<residency::Grant> grants;  // for `requests`
     bool prepared = false;
     bool running = false;
 };
 
-// The tags of times that end, among those of transfers, which count from 1.
+// Tags of events that are not transfers, whose tags count from 1.
 constexpr SharedLinks::Tag kOpTag = SharedLinks::Tag{1} << 63;
 constexpr SharedLinks::Tag kCollectiveTag = kOpTag - 1;  // of a rank's front collective
 constexpr SharedLinks::Tag kTimerTag = kOpTag - 2;       // of a look ahead
@@ -40,19 +39,19 @@ constexpr SharedLinks::Tag kTimerTag = kOpTag - 2;       // of a look ahead
 struct World::Rank final : residency::CommandSink, residency::EventHook {
     struct LaneState {
         size_t cursor = 0;
-        bool busy = false;  // with the operation under the cursor
-        Instant since = 0;  // it has waited
+        bool busy = false;  // with the operation at the cursor
+        Instant since = 0;  // begin of the wait
         bool waits = false;
     };
 
-    // Of the program's operations.
+    // By operation of the program.
     struct Progress {
         std::vector<bool> is_done;
-        std::vector<Instant> began;  // of rank 0, as is the next: for the causes of its waits
+        std::vector<Instant> began;  // both of rank 0 only: for the causes of its waits
         std::vector<Instant> ended;
     };
 
-    // When the inputs of the last gather of a tile had arrived.
+    // When the inputs of a tile's last gather had arrived.
     struct Arrival {
         Instant updated = 0;
         Instant slice = 0;
@@ -60,22 +59,22 @@ struct World::Rank final : residency::CommandSink, residency::EventHook {
 
     struct TileState {
         gathering::WholeId whole = 0;
-        std::vector<residency::Grant> views;  // of the whole, that are open
-        residency::ClaimId updating = 0;      // until its update is over
+        std::vector<residency::Grant> views;  // open views of the gathered tensor
+        residency::ClaimId updating = 0;      // until its update has ended
         Arrival arrival;
     };
 
-    // Those that were asked for and are not over, oldest first, and counts of them.
+    // Collectives that were called and have not ended, the oldest first.
     struct CollectiveQueue {
         std::deque<std::unique_ptr<Collective>> waiting;
         gathering::GatherId gathers = 0;         // queued so far
-        gathering::GatherId gathers_before = 0;  // the step
+        gathering::GatherId gathers_before = 0;  // before the step
         uint64_t begun = 0;
     };
 
     Rank(World &world, uint32_t number, const Layout &layout, const Program &program);
 
-    // What the loop calls. There is no store, and memory takes no time.
+    // For the command loop. There is no store, and memory takes no time.
     [[nodiscard]] Instant now() const override { return world.now_; }
     void forget(residency::BlockId) override {}
     void swap_memory(std::vector<residency::Swap> &) override {}
@@ -93,21 +92,21 @@ struct World::Rank final : residency::CommandSink, residency::EventHook {
     World &world;  // not owned
     const uint32_t number;
     schedule::Trace trace;
-    std::unique_ptr<schedule::Lookahead> lookahead;  // null: nothing is brought ahead
-    Instant timer_at = residency::kNever;            // of the next look at the latest
-    std::pair<uint64_t, uint64_t> cleaned_at;        // turn and place of the forecast
+    std::unique_ptr<schedule::Lookahead> lookahead;  // null: nothing is prefetched
+    Instant timer_at = residency::kNever;            // latest time of the next look ahead
+    std::pair<uint64_t, uint64_t> cleaned_at;        // turn and position of the forecast
     residency::Core core;
     residency::CommandLoop loop{*this};
     residency::Commands &out = loop.out;
     Status failure;                        // of a command
-    std::vector<residency::Grant> filled;  // while the world is filled
+    std::vector<residency::Grant> filled;  // while the tensors are filled
     std::array<LaneState, kLanes> lanes;
     Progress ops;
     std::vector<std::vector<View>> views;  // by tensor
     std::unordered_map<residency::FetchId, OpId> fetches;
     gathering::WholeGathers gathers;
-    std::vector<uint32_t> tile_of;   // by whole
-    std::map<uint64_t, OpId> calls;  // of the gathers that are not answered
+    std::vector<uint32_t> tile_of;   // by gathered tensor
+    std::map<uint64_t, OpId> calls;  // gathers that were not answered yet
     std::vector<TileState> tiles;
     CollectiveQueue collectives;
     uint64_t in_flight = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A seat whose share changes gets a new end and a new version; the event of the old one is passed
-// over when it comes up.
+// A seat whose share changes gets a new end and a new version; the event of the old version is
+// skipped.
 #include "lib/simulate/shared_links.h"
 #include "lib/support/assert.h"
 
@@ -181,7 +181,7 @@ void SharedLinks::take(Instant now, std::vector<Ended> *ended)
         }
         Job &job = jobs_[event.job];
         if (event.version == 1 && job.at < job.path.size()) {
-            enter(event.job, now);  // the latency of its last link is over
+            enter(event.job, now);  // the latency of its last link has passed
             continue;
         }
         ended->push_back({job.rank, job.tag});

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // SharedLinks: the links of a machine in virtual time, for any number of ranks. A link serves one
 // transfer of each rank at a time, the most urgent first, and divides its bandwidth evenly among
-// the ranks it serves. So equal ranks end together, and one of them can stand for all: it weighs
-// as many as share the link. A transfer passes its links one behind the other.
-// Pure; one thread.
+// the ranks that it serves. So equal ranks end together, and one of them can represent all, with
+// the weight of those that share the link. A transfer passes its links one after the other. Pure;
+// one thread.
 #pragma once
 
 #include "lib/residency/types.h"
@@ -20,7 +20,7 @@ using residency::Instant;
 
 class SharedLinks {
 public:
-    // folded: the one rank stands for all GPUs of the machine.
+    // folded: one rank represents all GPUs of the machine.
     SharedLinks(const Machine &machine, uint32_t ranks, bool folded);
 
     using Tag = uint64_t;
@@ -29,23 +29,26 @@ public:
         Tag tag = 0;
     };
 
-    // Over these links, in this order; no links: it ends now.
+    // Over these links in this order; without links it ends now.
     void submit(uint32_t rank, Tag tag, const std::vector<uint32_t> &path, uint64_t bytes,
                 uint32_t urgency, Instant now);
-    // What waits for a link goes before the less urgent from now on, here and on the links behind.
+    // The transfer is served before less urgent ones from now on, at this link and later ones.
     void promote(uint32_t rank, Tag tag, uint32_t urgency);
-    void remind(uint32_t rank, Tag tag, Instant at);  // ends then, over no link
+    void remind(uint32_t rank, Tag tag, Instant at);  // ends then, without a link
     [[nodiscard]] Instant next() const;
-    // All that ends at this instant, which is the next one; then flush() before time goes on.
+    // Everything that ends at this instant, which must be next(). Call flush() before time goes
+    // on.
     void take(Instant now, std::vector<Ended> *ended);
-    // Bandwidth is divided anew, once an instant, when all that begins and ends there is known.
+    // Divides bandwidths again, once for each instant, when all that begins and ends then is
+    // known.
     void flush(Instant now);
 
-    // The links of a route in the machine's order, as submit takes them.
+    // The links of a route in the machine's order, for submit().
     [[nodiscard]] std::vector<uint32_t> path_of(Route route) const;
-    // A link of each rank's own that is not the machine's: collectives.
+    // A link of each rank's own that is not the machine's, for collectives.
     uint32_t add_own(double bytes_per_s, uint64_t latency_ns);
-    // Bytes of rank 0 by link, since it was last asked; of what is under way, those that passed.
+    // Rank 0's bytes by link since the last call, including those that transfers under way have
+    // moved.
     std::vector<double> take_use(Instant now);
     [[nodiscard]] bool idle() const { return in_flight_ == 0; }
     [[nodiscard]] uint64_t in_flight() const { return in_flight_; }
@@ -56,18 +59,18 @@ private:
         uint32_t rank = 0;
         Tag tag = 0;
         std::vector<uint32_t> path;
-        uint32_t at = 0;  // in the path
+        uint32_t at = 0;  // in `path`
         uint64_t bytes = 0;
         uint32_t urgency = 0;
     };
-    // What a rank has on an instance of a link.
+    // A rank at an instance of a link.
     struct Seat {
         std::array<std::deque<uint32_t>, kUrgencies> queues;
-        uint32_t job = UINT32_MAX;  // served
-        double left = 0;            // bytes of it
-        double told = 0;            // of its bytes, by take_use
-        Instant since = 0;          // `left` was right
-        double share = 0;           // bytes a nanosecond; 0: just begun
+        uint32_t job = UINT32_MAX;  // being served
+        double left = 0;            // bytes left at `since`
+        double told = 0;            // bytes that take_use() has returned
+        Instant since = 0;
+        double share = 0;  // bytes per nanosecond; 0: just begun
         uint64_t version = 0;
     };
     struct Instance {
@@ -79,7 +82,7 @@ private:
     struct Event {
         Instant at = 0;
         uint64_t order = 0;
-        uint32_t seat = UINT32_MAX;  // its service ends; or, of none, the job goes on
+        uint32_t seat = UINT32_MAX;  // its service ends; UINT32_MAX: the job goes on
         uint32_t job = 0;
         uint64_t version = 0;
         bool operator>(const Event &other) const
@@ -89,7 +92,7 @@ private:
     };
     struct Kind {
         Link link;
-        uint32_t weight = 1;  // of a rank
+        uint32_t weight = 1;  // of each rank
     };
 
     void add_kind(const Link &link, uint32_t sharers);

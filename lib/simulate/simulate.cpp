@@ -6,8 +6,8 @@
 namespace stepwell::simulate {
 namespace {
 
-// The first fills caches and is learned from; the second begins with updates, which is learned as
-// well; the third is the first that finds what was brought ahead for it; the fourth is measured.
+// The first fills caches and is learned from; the second begins with updates, and is learned too;
+// the third is the first with prefetches made for it; the fourth is measured.
 constexpr uint32_t kSteps = 4;
 
 void add_links(const World &world, const Machine &machine, uint32_t ranks, Answer *answer)
@@ -39,13 +39,13 @@ void add_times(const World &world, const Model &model, const Options &options, A
         answer->rank_step_ns.push_back(world.result(i).step_ns);
 }
 
-// A machine of which so many GPUs are used: whole nodes, or a part of one.
+// The machine with only that many GPUs: complete nodes, or a part of one.
 Machine part_of(const Machine &machine, uint32_t ranks)
 {
     Machine part = machine;
     part.nodes = std::max(1u, (ranks + machine.gpus_per_node - 1) / machine.gpus_per_node);
     if (ranks >= machine.gpus_per_node) return part;
-    // Of a link that more share than are used, those that are have all of it.
+    // GPUs that are used have all of a link that they share with unused ones.
     part.gpus_per_switch = std::min(machine.gpus_per_switch, ranks);
     part.gpus_per_socket = std::min(machine.gpus_per_socket, ranks);
     part.gpus_per_node = ranks;
@@ -71,7 +71,7 @@ Result<Answer> simulate(const Model &model, const Machine &machine, const Option
     }
     const Machine used = part_of(machine, ranks);
     const Budgets budgets = options.has_budgets ? options.budgets : budgets_of(used);
-    // Of budgets that a search tries nobody reads why they are too small.
+    // A search over budgets does not need the explanation of why one is too small.
     Result<Layout> made = options.has_budgets
                               ? lay_out(model, used, ranks, budgets, options.blocks_max)
                               : lay_out_told(model, used, ranks, budgets, options.blocks_max);

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// One question, one answer: this model on this machine, so many ranks. Pure.
+// Simulates the training of a model on a machine with a number of ranks. Pure.
 #pragma once
 
 #include "lib/simulate/world.h"
 
 namespace stepwell::simulate {
 
-// What no schedule can beat: the work, and what has to cross a link whatever is kept where.
+// What no schedule can beat: the work, and the bytes that must cross a link whatever is kept
+// where.
 struct Bound {
     double seconds = 0;
     std::string what;  // "computation", the name of a link, "collectives", "update"
@@ -17,15 +18,15 @@ struct Options {
     Schedule schedule;
     bool folded = true;
     uint64_t blocks_max = 16384;  // of a rank, about: more is finer and slower
-    bool largest = true;          // also how large a model of this shape could be
-    bool has_budgets = false;     // else what the machine has
+    bool largest = true;          // also finds the largest model of this shape
+    bool has_budgets = false;     // else those of the machine
     Budgets budgets;
-    std::vector<double> slowness;  // by rank, where they are not folded
+    std::vector<double> slowness;  // by rank, if not folded
 };
 
 struct LinkLoad {
     std::string name;
-    double busy = 0;   // the share of the step that it carries bytes
+    double busy = 0;   // the share of the step in which it carries bytes
     double bytes = 0;  // of one rank in a step
 };
 
@@ -35,7 +36,7 @@ struct Answer {
     uint64_t parameters_max = 0;  // of this shape, with more layers
     double step_s = 0;
     double compute_s = 0;
-    double flops_per_gpu = 0;  // a second
+    double flops_per_gpu = 0;  // per second
     std::array<double, kCauses> stall_s = {};
     Bound bound;
     std::vector<LinkLoad> links;
@@ -44,9 +45,9 @@ struct Answer {
     uint64_t peak_bytes[kSimulatedPlaces] = {};
     uint64_t block_bytes = 0;
     uint64_t tensors = 0;
-    uint64_t gathers = 0;  // in a step, of whole tensors; what is still there is not gathered again
+    uint64_t gathers = 0;  // in a step; tensors that are still gathered are not counted
     uint64_t events = 0;
-    std::vector<Instant> rank_step_ns;  // of each that was simulated
+    std::vector<Instant> rank_step_ns;  // of each simulated rank
 };
 
 Result<Answer> simulate(const Model &model, const Machine &machine, const Options &options);

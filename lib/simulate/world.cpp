@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times and transfers share the links' queue of events: a computation is time on a link of the
-// rank's own. The tag of what ends says what it was.
+// Computations and transfers share the links' event queue: a computation is time on a link of the
+// rank's own. The tag of an event says what has ended.
 #include "lib/simulate/rank.h"
 #include "lib/support/assert.h"
 
@@ -17,7 +17,7 @@ using residency::Core;
 using residency::Transfer;
 using residency::TransferKind;
 
-constexpr double kBytesPerSOfClock = 1e9;  // a byte is a nanosecond
+constexpr double kBytesPerSOfClock = 1e9;  // one byte is one nanosecond
 constexpr uint32_t kBlameDepthMax = 24;
 constexpr uint32_t kUrgencyOfTime = 3;
 
@@ -35,7 +35,7 @@ World::World(const Machine &machine, const Layout &layout, const Program &progra
         paths_[route] = links_.path_of(static_cast<Route>(route));
     fabric_ = links_.add_own(kBytesPerSOfClock, 0);
     clock_ = links_.add_own(kBytesPerSOfClock, 0);
-    links_.add_own(kBytesPerSOfClock, 0);  // the second clock, of updates
+    links_.add_own(kBytesPerSOfClock, 0);  // a second clock, for updates
     group_ranks_ = options.folded ? 1 : layout.gather_ranks;
     for (uint32_t rank = 0; rank < (options.folded ? 1 : layout.ranks); ++rank)
         ranks_.push_back(std::make_unique<Rank>(*this, rank, layout, program));
@@ -71,7 +71,7 @@ Status World::run()
     return {};
 }
 
-// Until all have computed their last; updates that would go on are nobody's concern.
+// Until all ranks have computed their last operation; later updates do not matter.
 Status World::settle_all()
 {
     links_.flush(now_);
@@ -188,7 +188,7 @@ Status World::start(Rank &rank, OpId id)
         begin_sum(rank, op.tile);
         done(rank, id);
         return execute(rank);
-    case What::kSummed: return {};  // end_collective() says when
+    case What::kSummed: return {};  // ended by end_collective()
     case What::kUpdates:
         call_updates(rank);
         done(rank, id);
@@ -364,7 +364,8 @@ void World::submit(Rank &rank, const Transfer &transfer)
                   static_cast<uint32_t>(transfer.urgency), now_);
 }
 
-// What it waited for: while that had not begun, what that itself waited for.
+// Charges a wait to an operation's cause; for the time before it began, to what it waited for
+// itself.
 void World::blame(Rank &rank, OpId id, Instant begin, Instant end, uint32_t depth)
 {
     const Op &op = program_.ops[id];

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// World: ranks in virtual time. Each has a core and a ledger of its own, the very ones of the
-// runtime, that decide what is where and what is gathered when; their commands are carried out on
-// shared links, and the lanes of its program wait for their answers. Collectives take the time that
-// the machine says, and begin when all their ranks have come.
-// Pure; one thread. The same input gives the same answers.
+// World: ranks in virtual time. Each has a core and a ledger, the same code as in the runtime,
+// that decide where bytes are and what is gathered when; their commands are carried out on shared
+// links, and the lanes of its program wait for their answers. Collectives take the time given by
+// the machine, and begin when all of their ranks have called. Pure; one thread. The same input
+// gives the same results.
 #pragma once
 
 #include "lib/residency/core.h"
@@ -19,13 +19,13 @@
 namespace stepwell::simulate {
 
 struct WorldOptions {
-    bool folded = true;            // one rank stands for all
-    std::vector<double> slowness;  // by rank, of its computations; missing: 1
+    bool folded = true;            // one rank represents all
+    std::vector<double> slowness;  // of computations, by rank; missing: 1
 };
 
-// Of a rank's last step; those before it fill caches and are learned from.
+// Of a rank's last step; earlier ones fill caches and are learned from.
 struct RankResult {
-    Instant begin_ns = 0;  // of the step measured
+    Instant begin_ns = 0;  // of the measured step
     Instant step_ns = 0;
     std::array<Instant, kCauses> stall_ns = {};
     uint64_t gathers = 0;
@@ -38,10 +38,10 @@ public:
           const WorldOptions &options);
     ~World();
 
-    // Refused with what a core says, or where the program cannot go on.
+    // Fails if a core refuses something, or the program cannot go on.
     Status run();
     [[nodiscard]] const RankResult &result(uint32_t rank) const;
-    // Rank 0's bytes over each link of the machine in the step measured.
+    // Rank 0's bytes over each link of the machine in the measured step.
     [[nodiscard]] const std::vector<double> &link_bytes() const { return link_bytes_; }
     [[nodiscard]] uint64_t events() const { return events_; }
 
@@ -87,16 +87,16 @@ private:
     Status settle_all();
     void blame(Rank &rank, OpId op, Instant begin, Instant end, uint32_t depth);
 
-    const Machine &machine_;  // these outlive it
+    const Machine &machine_;  // as the next three, must outlive this
     const Layout &layout_;
     const Program &program_;
     const WorldOptions &options_;
     SharedLinks links_;
-    uint32_t fabric_ = 0;  // a link of each rank's own: collectives one behind the other
-    uint32_t clock_ = 0;   // likewise, one for each lane that computes: time that passes
+    uint32_t fabric_ = 0;  // a link of each rank's own, for collectives
+    uint32_t clock_ = 0;   // likewise for each lane that computes: time passes on it
     std::array<std::vector<uint32_t>, kRoutes> paths_;
     std::vector<std::unique_ptr<Rank>> ranks_;
-    // Ranks, by the number of the collective among those of its group, and by group.
+    // Ranks that have called, by number of the collective in its group, and by group.
     std::unordered_map<uint64_t, std::vector<uint32_t>> arrived_;
     std::vector<SharedLinks::Ended> ended_;
     std::vector<double> link_bytes_;

@@ -41,7 +41,7 @@ public:
     residency::CommandLoop loop STW_GUARDED_BY(runtime_lock);
     observe::Log log;
 
-    // One event: `body(core, out)` is called under the lock, and its consequences follow.
+    // One event: calls `body(core, out)` under the lock, then handles its consequences.
     template <class Body> void act(Body &&body) STW_EXCLUDES(runtime_lock)
     {
         Deferred deferred;

@@ -386,7 +386,7 @@ Result<store::Manifest> Commits::write_generation(CommitWork &work, uint32_t set
     return manifest;
 }
 
-// ---------------------------------------------------------------------------------- questions ----
+// ------------------------------------------------------------------------------------ queries ----
 
 Status Commits::no_generation(uint64_t generation) const
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The handles of all tensors of a runtime: by id, and in the order of creation.
+// The handles of all tensors of a runtime, by id and in the order of creation.
 #pragma once
 
 #include "lib/runtime/handles/handles.h"

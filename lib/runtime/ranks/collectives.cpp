@@ -210,8 +210,6 @@ collective::Record Collectives::record_of(collective::Kind kind,
     return record;
 }
 
-// ------------------------------------------------------------------------------------ memory ----
-
 // A rank that has failed in one group has failed in the other.
 void Collectives::share_failure()
 {

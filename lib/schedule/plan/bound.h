@@ -5,7 +5,6 @@
 // begins must move the difference meanwhile, and what it writes beyond the place must leave;
 // consecutive parts add up. The step as a whole moves at least what an optimal choice of what
 // stays leaves to be moved (fewest.h). Pure.
-// leaves to be moved (fewest.h). Pure.
 #pragma once
 
 #include "lib/schedule/replay/machine.h"

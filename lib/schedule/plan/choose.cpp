@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Candidates and their replays.
+// The candidates, and how replays judge them.
 #include "lib/schedule/plan/choose.h"
 
 #include "lib/schedule/replay/ahead.h"

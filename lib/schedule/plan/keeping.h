@@ -3,7 +3,6 @@
 // few bytes. A stay saves the read and, if the tensor was written and stays until it is written
 // again, the write-back; it costs room in between. Chosen greedily, in several ways; replays find
 // the best one. Pure.
-// ways: which one moves least is for a replay to say. Pure.
 #pragma once
 
 #include "lib/schedule/replay/machine.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Worths change only when a tensor is used: they are times on a fixed axis, not distances from
 // now.
-// distances from now.
 #include "lib/schedule/plan/policies.h"
 
 #include <cmath>

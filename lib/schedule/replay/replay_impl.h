@@ -88,7 +88,7 @@ private:
     Status prefetch();
     void note_access(Lane lane, bool told);
 
-    // What the loop calls. There is no store, and memory takes no time.
+    // For the command loop. There is no store, and memory takes no time.
     [[nodiscard]] residency::Instant now() const override { return time; }
     void forget(residency::BlockId) override {}
     void swap_memory(std::vector<residency::Swap> &) override {}

@@ -65,7 +65,7 @@ try {
         range.tensor = tensor_at(fault.address, &range.place);
         if (!range.tensor) {
             return Status::error(STW_ERROR_INVALID,
-                                 "address 0x%llx is no tensor's any more, and was touched",
+                                 "address 0x%llx was accessed and belongs to no tensor any more",
                                  static_cast<unsigned long long>(fault.address));
         }
         const auto own = reinterpret_cast<uintptr_t>(range.tensor->addresses[range.place]);
@@ -105,7 +105,7 @@ try {
                       STW_REQUIRES(runtime_lock) { errors_.add(range.tensor->id, status); });
     return status;
 } catch (const std::bad_alloc &) {
-    return Status::error(STW_ERROR_MEMORY, "no memory to serve a touch without a view");
+    return Status::error(STW_ERROR_MEMORY, "no memory to serve an access without a view");
 }
 
 Status Faults::fetch_touched(const Range &range)

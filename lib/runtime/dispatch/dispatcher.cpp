@@ -144,9 +144,8 @@ bool Dispatcher::wait_progress(Instant deadline)
 Status Dispatcher::interrupted_since(Instant begin) const
 {
     if (begin > interrupted_at_) return {};
-    return Status::error(
-        STW_ERROR_INTERRUPTED,
-        "the wait was ended by stw_runtime_interrupt; what was waited for goes on");
+    return Status::error(STW_ERROR_INTERRUPTED,
+                         "the wait was ended by stw_runtime_interrupt; the work itself continues");
 }
 
 }  // namespace stepwell

@@ -84,8 +84,8 @@ Status Commits::durable_view_open()
         const stw_tensor *tensor = views_.slot(index).tensor;
         if ((tensor->flags & STW_TENSOR_DURABLE) == 0) continue;
         Status status = Status::error(STW_ERROR_BUSY,
-                                      "durable tensor '%s' has an open view, so what a generation "
-                                      "would have of it is not settled; release it first",
+                                      "durable tensor '%s' has an open view, so its contents in a "
+                                      "generation are not settled; release it first",
                                       tensor->name.c_str());
         status.mutable_detail().tensor = tensor->name;
         return status;
@@ -154,8 +154,8 @@ Status Commits::commit(const stw_commit_options &options, uint64_t *generation_o
             STW_TRY(dispatch_.interrupted_since(begin));
             return Status::error(STW_ERROR_TIMEOUT,
                                  "the ranks had not voted on a generation of the store '%s' when "
-                                 "the timeout passed; it goes on, and is one if all ranks come to "
-                                 "it",
+                                 "the timeout passed; the commit continues, and succeeds if all "
+                                 "ranks take part",
                                  restored_.durable->name.c_str());
         }
     }

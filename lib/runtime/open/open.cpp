@@ -597,8 +597,8 @@ Status Runtime::open_touches(const stw_runtime_options &options)
     if (options.group || options.replica_group) {
         return Status::error(STW_ERROR_UNSUPPORTED,
                              "options.flags has STW_RUNTIME_FAULT_IN, and options.group is given: "
-                             "what all ranks fetch together no fault of one can; open the runtime "
-                             "without one of them");
+                             "a fault on one rank cannot fetch what all ranks fetch together; "
+                             "open the runtime without one of them");
     }
     const bool any =
         std::any_of(machine.tiers.begin(), machine.tiers.end(), [](const memory::Tier &place) {

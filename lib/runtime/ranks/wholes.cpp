@@ -120,28 +120,29 @@ Status Wholes::check_gathered(const FetchPlan &plan) const
         const char *name = range.tensor->name.c_str();
         if (range.access != plan.gathered[0].access) {
             return Status::error(STW_ERROR_UNSUPPORTED,
-                                 "%s is fetched whole with another access than the first "
-                                 "of the call; fetch wholes to read and to write in calls of their "
-                                 "own",
+                                 "%s is fetched gathered with another access than the first tensor "
+                                 "of the call; use separate calls to read and to write gathered "
+                                 "tensors",
                                  tensor_text(name).c_str());
         }
         if (range.place != machine_.ranks->place) {
             return Status::error(STW_ERROR_UNSUPPORTED,
-                                 "%s is gathered at the nearest tier alone; leave the "
+                                 "%s can be gathered only at the nearest tier; leave the "
                                  "request's tier 0",
                                  tensor_text(name).c_str());
         }
         if (range.dtype != 0 || range.into) {
             return Status::error(STW_ERROR_UNSUPPORTED,
-                                 "%s is sharded, and its whole is shown as it is: no "
-                                 "other dtype, no memory of the caller's; stw_tensor_read copies",
+                                 "%s is sharded, and a gathered tensor can be fetched neither in "
+                                 "another dtype nor into the caller's memory; stw_tensor_read "
+                                 "copies",
                                  tensor_text(name).c_str());
         }
     }
     if (plan.flags & STW_FETCH_TRY) {
         return Status::error(STW_ERROR_INVALID,
-                             "STW_FETCH_TRY and the whole of the sharded tensor '%s': other ranks "
-                             "wait for this one, so there is nothing to try",
+                             "STW_FETCH_TRY cannot gather the sharded tensor '%s': other ranks "
+                             "wait for this one",
                              plan.gathered[0].tensor->name.c_str());
     }
     return machine_.ranks->group.broken();
@@ -430,7 +431,7 @@ Status Wholes::await_gathers(stw_tensor *const *tensors, uint32_t n)
     if (over) return {};
     STW_TRY(dispatch_.interrupted_since(begin));
     return Status::error(STW_ERROR_BUSY,
-                         "%s is still being gathered: other ranks have not come that far",
+                         "%s is still being gathered: other ranks have not reached that call",
                          tensor_text((*std::find_if(tensors, tensors + n, gathers))->name).c_str());
 }
 

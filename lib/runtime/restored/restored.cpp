@@ -171,15 +171,15 @@ Status RestoredTensors::check_thawed(const stw_tensor &tensor) const
     if ((tensor.flags & kBoth) != kBoth) return {};
     if (tensor.notes.kept) {
         return Status::error(STW_ERROR_INVALID,
-                             "%s is frozen and durable, and a generation has what it "
-                             "holds, of which there is one copy; let it be written again with "
+                             "%s is frozen and durable, and a generation contains it, of which "
+                             "there is one copy; make it writable again with "
                              "stw_tensor_freeze",
                              tensor_text(tensor.name).c_str());
     }
     if (!durable->tensors.commits) return {};
     return Status::error(STW_ERROR_BUSY,
                          "%s is frozen and durable, and a commit is under way that may "
-                         "have what it holds; write it before or behind that",
+                         "contain it; write it before or after the commit",
                          tensor_text(tensor.name).c_str());
 }
 
@@ -289,24 +289,24 @@ Result<TensorId> RestoredTensors::restore_tensor(const residency::TensorSpec &wa
         (stored.shares ? blocks == 1 && there.blocks[0] != store::kNoBlock : there.offset == 0);
     if (!sound) {
         return Status::error(STW_ERROR_FORMAT,
-                             "the generation says of %s that it lies in %zu blocks from "
-                             "byte %" PRIu64 " on, where %" PRIu64 " bytes do not",
+                             "the generation stores %s in %zu blocks from byte %" PRIu64
+                             " on, which does not match its %" PRIu64 " bytes",
                              tensor_text(there.name).c_str(), there.blocks.size(), there.offset,
                              wanted.bytes);
     }
     const bool alone = wanted.no_packing || wanted.policy.retention == residency::Retention::kPin;
     if (stored.shares && alone) {
         return Status::error(STW_ERROR_MISMATCH,
-                             "%s shares a block with others, from before, and is now "
-                             "created with a fixed address or STW_RETAIN_PIN, for which it has one "
-                             "of its own; create it with what it had",
+                             "%s shared a block with others when it was committed, and is now "
+                             "created with a fixed address or STW_RETAIN_PIN, for which it needs "
+                             "blocks of its own; create it with the same options as before",
                              tensor_text(there.name).c_str());
     }
     if (there.offset % wanted.align_bytes != 0) {
         return Status::error(STW_ERROR_MISMATCH,
-                             "%s lies at byte %" PRIu64 " of a block that it shares with "
-                             "others, from before, and is now created with align_bytes %" PRIu64
-                             "; create it with what it had",
+                             "%s was committed at byte %" PRIu64 " of a block that it shares "
+                             "with others, and is now created with align_bytes %" PRIu64
+                             "; create it with the same alignment as before",
                              tensor_text(there.name).c_str(), there.offset, wanted.align_bytes);
     }
     for (const uint32_t block : there.blocks) stored.there.push_back(block != store::kNoBlock);

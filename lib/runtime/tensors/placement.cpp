@@ -86,14 +86,14 @@ Status Placement::check_places(const FetchPlan &plan) const
         const memory::Tier &at = machine_.tiers[range.place];
         const bool part = range.byte_count != range.tensor->bytes && range.access != STW_REDUCE;
         if (part && at.aliases_runs && range.tensor->shown[range.place]) {
-            return Status::error(STW_ERROR_INVALID,
-                                 "%s has a fixed address, and the memory of device %u is "
-                                 "seen there in large pieces, so it is fetched as a whole and not "
-                                 "%s of %s; arena=shrinks as an option of the device lets parts be "
-                                 "fetched",
-                                 tensor_text(range.tensor->name).c_str(), at.device,
-                                 bytes_text(range.byte_count).c_str(),
-                                 bytes_text(range.tensor->bytes).c_str());
+            return Status::error(
+                STW_ERROR_INVALID,
+                "%s has a fixed address, at which the memory of device %u is "
+                "mapped in large pieces, so it can only be fetched completely, not "
+                "%s of %s; the device option arena=shrinks allows parts to be "
+                "fetched",
+                tensor_text(range.tensor->name).c_str(), at.device,
+                bytes_text(range.byte_count).c_str(), bytes_text(range.tensor->bytes).c_str());
         }
         const uint32_t allowed = dispatch_.core.spec(range.tensor->id).policy.allowed;
         if (allowed & (1u << range.place)) continue;

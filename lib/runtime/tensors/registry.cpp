@@ -110,17 +110,17 @@ Status TensorRegistry::check_fixed_address(const stw_tensor_spec &spec,
         if (!at.maps && sharding && sharding->is_sharded()) {
             return Status::error(STW_ERROR_INVALID,
                                  "%s asks for a fixed address and is sharded over "
-                                 "ranks: what is gathered at device %u lies in memory that "
-                                 "collectives know by its own address; make it LOCAL or REPLICATED",
+                                 "ranks: gathered tensors at device %u are in memory that "
+                                 "collectives use by its own address; make it LOCAL or REPLICATED",
                                  tensor_text(name).c_str(), at.device);
         }
         const Ranks *ranks = machine_.ranks.get();
         if (ranks && ranks->registered && ranks->place == place && at.aliases_runs) {
             return Status::error(STW_ERROR_INVALID,
                                  "%s asks for a fixed address, and the memory of "
-                                 "device %u is registered with the group of ranks, which knows it "
-                                 "by its own address; arena=shrinks as an option of the device "
-                                 "keeps it unregistered",
+                                 "device %u is registered with the group of ranks, which uses it "
+                                 "by its own address; the device option arena=shrinks leaves it "
+                                 "unregistered",
                                  tensor_text(name).c_str(), at.device);
         }
     }
@@ -150,7 +150,7 @@ Status TensorRegistry::shard_one(const stw_tensor_spec &spec, uint64_t elements,
     default: wanted.mode = collective::default_mode(spec.role, elements); break;
     }
     if (wanted.mode == collective::Mode::kLocal) return {};
-    if (!*name) return wrong_name(name, "is empty; what lies over several ranks has a name");
+    if (!*name) return wrong_name(name, "is empty; tensors of several ranks need a name");
     wanted.elements = elements;
     wanted.element_bits = stw_dtype_bits(spec.dtype);
     wanted.ranks = machine_.ranks->group.size();
@@ -511,14 +511,14 @@ Status TensorRegistry::reshape(stw_tensor *tensor, const uint64_t *shape, uint32
     dispatch_.give_way();
     if (tensor->sharding) {
         return Status::error(STW_ERROR_UNSUPPORTED,
-                             "%s lies over several ranks, and its shards are cut for the "
-                             "shape it was created with; reshape is for local tensors",
+                             "%s belongs to several ranks, and its shards are made for the "
+                             "shape it was created with; only local tensors can be reshaped",
                              tensor_text(tensor->name).c_str());
     }
     if (tensor->flags & STW_TENSOR_DURABLE) {
         return Status::error(STW_ERROR_UNSUPPORTED,
-                             "%s is durable and is found again with the shape that it was "
-                             "created with; reshape is for others",
+                             "%s is durable and is restored with the shape that it was "
+                             "created with; durable tensors cannot be reshaped",
                              tensor_text(tensor->name).c_str());
     }
     stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
@@ -608,13 +608,12 @@ Status TensorRegistry::tensor_address(stw_tensor *tensor, uint32_t device, void 
                        (machine_.tiers[device].maps || tensor->shown[device]);
     if (!there && machine_.tiers.is_device(device) && machine_.tiers[device].aliases) {
         return Status::error(STW_ERROR_UNSUPPORTED,
-                             "device %u gives an address of their own to tensors of "
-                             "STW_TENSOR_FIXED_ADDRESS alone, and %s is none",
+                             "device %u gives addresses only to tensors with "
+                             "STW_TENSOR_FIXED_ADDRESS, which %s does not have",
                              device, tensor_text(tensor->name).c_str());
     }
     if (!there) {
-        return Status::error(STW_ERROR_UNSUPPORTED,
-                             "device %u gives tensors no address of their own", device);
+        return Status::error(STW_ERROR_UNSUPPORTED, "device %u gives tensors no addresses", device);
     }
     *pointer_out = tensor->addresses[device];
     *bytes_out = tensor->bytes;

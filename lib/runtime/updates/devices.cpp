@@ -81,7 +81,8 @@ template <class Work> Status DeviceUpdates::compute(uint64_t ticket, const char 
     return Status::error(code,
                          "device %u did not take %s of %" PRIu64 " bytes of %s from byte "
                          "%" PRIu64
-                         " on (%s); what needs the device fails from now on if it is lost",
+                         " on (%s); if the device is lost, everything that needs it fails from "
+                         "now on",
                          at.device, what, fetch.pieces[0].byte_count, tensor_text(name).c_str(),
                          fetch.pieces[0].byte_begin, reason.c_str());
 }
@@ -126,8 +127,8 @@ Status DeviceUpdates::end_scan(PlaceId place, uint64_t scan, double *sums_out,
     if (code < 0) {
         return Status::error(
             code,
-            "device %u gave no norm of a gradient (%s); it is lost, and what needs "
-            "it fails from now on",
+            "device %u gave no norm of a gradient (%s); it is lost, and everything that "
+            "needs it fails from now on",
             at.device, memory::driver_reason(at.ops, at.memory, code).c_str());
     }
     *result_out = {result.nonfinite, result.maximum};

@@ -64,7 +64,7 @@ Status VictimPolicy::await_policy(uint64_t timeout_ns, bool closes)
     if (scoring->started && pthread_equal(scoring->thread, pthread_self())) {
         return Status::error(STW_ERROR_BUSY,
                              "a victim policy can neither replace itself nor close its runtime: "
-                             "its own call would be waited for");
+                             "the call would wait for itself");
     }
     const residency::Instant begin = dispatch_.now();
     while (scoring->calling) {
@@ -223,8 +223,8 @@ void VictimPolicy::score_place(PlaceId place)
         const MutexUnlock unlocked(dispatch_.mutex());
         dispatch_.log.print(
             STW_LOG_WARNING, "policy",
-            "the victim policy answered %llu of %u tensors with a score that is not a "
-            "number; they count as 0. This is said once per policy",
+            "the victim policy gave %llu of %u tensors a score that is not a number; "
+            "they count as 0. This is logged once for each policy",
             static_cast<unsigned long long>(nans), n);
     }
     if (turn != scoring->turn || n == 0) return;

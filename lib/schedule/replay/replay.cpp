@@ -185,7 +185,7 @@ Result<StepResult> Replay::Impl::step(const Step &step)
     while (!through()) {
         const Instant next = next_wake();
         if (stop && stop->load(std::memory_order_relaxed)) {
-            return Status::error(STW_ERROR_CANCELLED, "the replay was told to stop");
+            return Status::error(STW_ERROR_CANCELLED, "the replay was stopped");
         }
         if (next == kNever && give_up_order()) {
             STW_TRY(run_lanes());

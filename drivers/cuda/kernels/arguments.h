@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels are given: one struct by value each. Addresses are device addresses; counts and
-// positions are elements. Both compilers check the layout. An array needs the alignment of its
-// element only; 16-byte accesses are made where all arrays of a launch allow them.
+// The kernels' arguments: one struct by value for each. Addresses are device addresses; counts and
+// positions are in elements. Both compilers check the layout. Arrays need only the alignment of
+// their elements; 16-byte accesses are made if all arrays of a launch allow them.
 #pragma once
 
 #include <stepwell/types.h>
@@ -19,7 +19,7 @@ enum UpdateFlag : uint32_t {
 
 // Computed by the host in double, once for each parameter and step.
 struct Coefficients {
-    float gradient_scale;  // negative when the objective is maximized
+    float gradient_scale;  // negative if the objective is maximized
     float decay_factor;    // decoupled: parameter x this; coupled: gradient + parameter x this
     float beta1;
     float one_minus_beta1;
@@ -36,12 +36,12 @@ struct Coefficients {
 };
 static_assert(sizeof(Coefficients) == 56 && offsetof(Coefficients, decay) == 44);
 
-// A run of elements of one parameter. Arrays do not overlap, and of states the first ones that the
-// algorithm has are used. States of BF16 are rounded by a draw that is a function of the element's
-// number in the tensor, the step and the state.
+// A run of elements of one parameter. Arrays do not overlap; an algorithm uses the first of the
+// states. States of BF16 are rounded by a draw that depends on the element's number in the tensor,
+// the step and the state.
 struct UpdateArguments {
-    uint64_t values;    // in values_dtype: gets the rounded master; not used when that is F32
-    uint64_t master;    // fp32; the values themselves when they are F32
+    uint64_t values;    // in values_dtype: gets the rounded master; not used for F32
+    uint64_t master;    // fp32; the values themselves if they are F32
     uint64_t gradient;  // in gradient_dtype
     uint64_t states[2];
     uint64_t count;
@@ -67,7 +67,7 @@ struct AverageArguments {
 };
 static_assert(sizeof(AverageArguments) == 32 && offsetof(AverageArguments, weight) == 24);
 
-// destination = source in another dtype. They do not overlap.
+// destination = source in another dtype. The arrays do not overlap.
 struct ConvertArguments {
     uint64_t destination;
     uint64_t source;
@@ -93,7 +93,7 @@ struct AccumulateArguments {
 };
 static_assert(sizeof(AccumulateArguments) == 40 && offsetof(AccumulateArguments, scale) == 32);
 
-// Sums are taken over runs of this many elements, counted from the beginning of the tensor.
+// Sums are taken over runs of this many elements, counted from the start of the tensor.
 inline constexpr uint32_t kScanElements = 4096;
 
 struct ScanCounts {
@@ -102,9 +102,9 @@ struct ScanCounts {
 };
 static_assert(sizeof(ScanCounts) == 8 && offsetof(ScanCounts, maximum) == 4);
 
-// The gradient starts at a multiple of kScanElements of its tensor. For each run, the last one may
-// be short, the kernel writes the sum of the squares of its finite elements, and the counts. The
-// host adds the sums in index order. Nothing has to be zero before.
+// The gradient starts at a multiple of kScanElements of its tensor. For each run, of which the
+// last may be short, the kernel writes the sum of the squares of its finite elements, and the
+// counts. The host adds the sums in index order. The results need not be zeroed before.
 struct ScanArguments {
     uint64_t gradient;
     uint64_t count;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// How states are rounded to bf16, up or down by a draw: a hash of the element's number under a key
-// of the step, the state and the number's upper half.
+// Rounding of states to bf16, up or down by a draw: a hash of the element's number with a key of
+// the step, the state and the number's upper half.
 #pragma once
 
 #include "drivers/cuda/kernels/numbers.h"
 
 namespace stepwell::drivers::cuda {
 
-// A permutation of the 32-bit numbers whose bits all depend on all.
+// A permutation of the 32-bit numbers in which each bit depends on all bits.
 STW_CODE uint32_t scatter(uint32_t number)
 {
     number = (number ^ number >> 16) * 0x85EBCA6BU;
@@ -15,7 +15,7 @@ STW_CODE uint32_t scatter(uint32_t number)
     return number ^ number >> 16;
 }
 
-// The key of a state for the elements whose numbers have `upper` in their upper half.
+// The key of a state for elements with `upper` as the upper half of their number.
 STW_CODE uint32_t key_of(uint32_t upper, uint64_t step, uint32_t state)
 {
     uint64_t key = (step * 4 + state) ^ (uint64_t{upper} << 40);
@@ -24,19 +24,19 @@ STW_CODE uint32_t key_of(uint32_t upper, uint64_t step, uint32_t state)
     return static_cast<uint32_t>(key >> 32);
 }
 
-// What is cut off, of 2^16, is the chance that it carries into what is kept.
+// The lower 16 bits, in units of 2^-16, are the probability of rounding away from zero.
 STW_CODE uint32_t drawn_bf16(float value, uint32_t number)
 {
     const uint32_t bits = bits_of(value);
     return is_nan(bits) ? kCanonicalNan >> 16 : (bits + (scatter(number) >> 16)) >> 16;
 }
 
-// One thread's keys. Every 2^32 elements have others, so they are kept until those change.
+// The keys of one thread, kept for all elements with the same upper half.
 template <uint32_t States> class Keys {
 public:
     STW_CODE explicit Keys(uint64_t step) : step_(step) {}
 
-    // The number of an element that is hashed for a state; the elements come in any order.
+    // The hashed number of an element for a state; elements may come in any order.
     STW_CODE uint32_t number(uint64_t element, uint32_t state)
     {
         const auto upper = static_cast<uint32_t>(element >> 32);

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements in and out of memory, one at a time or four: a group is 16 bytes of fp32 or 8 of a dtype
-// of 16 bits. Which elements a thread works on.
+// Loads and stores of elements, one at a time or in groups of four: 16 bytes of fp32, or 8 of a
+// 16-bit dtype. Also, which elements a thread handles.
 //
-// What limits these kernels is memory: an H200's 4.8 TB/s at a latency near 0.8 us is 30 kB under
-// way for each SM at any time. Neighbouring threads take neighbouring groups, so that the accesses
-// of a warp are whole lines. AdamW of fp32 loads four groups a thread, 64 bytes, before it needs
-// the first; with the 1,280 threads that its registers let on an SM that is 80 kB. What loads less,
-// loads several groups ahead (kBatch), and decodes them only when all are on their way. The dtype
-// is a branch that all threads take alike: 28 bytes an element leave time for some 200
+// Memory limits these kernels: an H200's 4.8 TB/s at a latency near 0.8 us need 30 kB in flight
+// for each SM at any time. Neighbouring threads take neighbouring groups, so the accesses of a
+// warp are complete lines. AdamW of fp32 loads four groups for each thread, 64 bytes, before it
+// needs the first; with the 1,280 threads that its registers allow on an SM that is 80 kB.
+// Operations that load less load several groups ahead (kBatch), and decode them only when all
+// loads are issued. The dtype is a branch that all threads take alike: 28 bytes for each element
+// leave time for some 200 instructions, and one kernel for all dtypes is a ninth of the code.
 // instructions, and one kernel for all dtypes is a ninth of the code.
 #pragma once
 
@@ -23,7 +24,7 @@ struct Array {
     uint32_t dtype;
 };
 
-// Elements as they lie in memory: those of 16 bits fill the first half of the words.
+// Elements as stored: 16-bit ones fill the first half of the words.
 template <uint32_t N> struct Raw {
     uint32_t words[N];
 };
@@ -119,14 +120,14 @@ struct Run {
     uint64_t groups;
 };
 
-// Elements before the array's first whole group.
+// Elements before the array's first complete group.
 STW_CODE uint64_t elements_to_group(const Array &array)
 {
     return (0 - array.address / (array.dtype == STW_F32 ? 4 : 2)) % kGroup;
 }
 
-// Groups are made where they begin at the same element in all arrays, which ranges of tensors do
-// that begin at the same place in their blocks; else all elements are taken one by one.
+// Groups are used if they begin at the same element in all arrays, as in ranges of tensors that
+// begin at the same offset in their blocks; else all elements are handled one by one.
 template <uint32_t Arrays> STW_CODE Run make_run(uint64_t count, const Array (&arrays)[Arrays])
 {
     uint64_t head = elements_to_group(arrays[0]);
@@ -165,7 +166,7 @@ STW_CODE void run_thread(const Run &run, uint64_t thread, uint64_t threads, Oper
     }
 }
 
-// `make()` is the operation of one thread, which may keep something from element to element.
+// `make()` returns the operation of one thread, which may keep state between elements.
 template <uint32_t kBatch, class Block, class Make>
 STW_CODE void run_block(Block &block, const Run &run, const Make &make)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels as the image has them: a name for each body. All numbers are in the headers.
+// The kernels of the image: a name for each body. The arithmetic is in the headers.
 #include "drivers/cuda/kernels/list.h"
 #include "drivers/cuda/kernels/map.h"
 #include "drivers/cuda/kernels/scan.h"

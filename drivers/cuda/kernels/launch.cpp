@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of launches, made of the list.
+// The table of launches, from the list.
 #include "drivers/cuda/kernels/launch.h"
 
 #include "drivers/cuda/kernels/list.h"
@@ -11,8 +11,8 @@ namespace stepwell::drivers::cuda {
 
 namespace {
 
-// Some 5 of 256 threads run on an SM at a time. With several times that, one that is late holds up
-// nothing, and each still has a long loop.
+// About 5 blocks of 256 threads run on an SM at a time. With several times that many, a late one
+// delays nothing, and each still has a long loop.
 constexpr uint64_t kThreadBlocksPerSm = 64;
 
 #define STW_ENTRY(kernel, name, Arguments, body, threads, elements)                                \

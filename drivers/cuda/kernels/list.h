@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every kernel once: what it is called here and in the image, its argument, its body, the threads
-// of a thread block, and for how many elements one is worth starting.
+// All kernels: name in this code and in the image, argument, body, threads of a thread block, and
+// the number of elements that justify one.
 #pragma once
 
 // clang-format off

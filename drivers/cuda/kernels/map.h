@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One array made of another, or added to it: the moving average, changes of dtype, sums of
+// One array made from another, or added to it: the moving average, conversions of dtype, sums of
 // gradients.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace stepwell::drivers::cuda {
 
-// What the operations load before the first is finished: 32 bytes a thread and more.
+// Groups loaded before the first is finished: at least 32 bytes for each thread.
 inline constexpr uint32_t kMapBatch = 4;
 
 template <uint32_t N> struct Both {
@@ -52,7 +52,7 @@ struct Convert {
 
     template <uint32_t N> STW_CODE void finish(uint64_t element, const Raw<N> &loaded) const
     {
-        // Where both dtypes are the same, a NaN stays what it is.
+        // With equal dtypes a NaN is copied unchanged.
         const bool same = arguments.destination_dtype == arguments.source_dtype;
         store_raw(
             to(), element,

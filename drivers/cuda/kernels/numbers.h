@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dtypes of 16 bits as fp32 and back, with integer operations, so that a GPU and every processor
-// give the same bits, NaNs included. Both round to nearest even, keep denormals, and keep of a NaN
-// its sign and the upper part of its payload.
+// Conversions between 16-bit dtypes and fp32 by integer operations, so that GPUs and processors
+// give the same bits, NaNs included. Both round to nearest even, keep denormals, and keep the sign
+// and the upper part of the payload of a NaN.
 #pragma once
 
 #include "drivers/cuda/kernels/portable.h"
@@ -36,8 +36,8 @@ STW_CODE uint32_t to_bf16(float value)
     return is_nan(bits) ? bits >> 16 | 0x0040 : rounded;
 }
 
-// Of a finite one, without its sign. Exponents are biased by 15 and 127: the product is exact, for
-// subnormals too, which are denormals of fp32 before it.
+// Of a finite number, without its sign. Exponents are biased by 15 and 127: the product is exact,
+// also for subnormals, which are denormals of fp32 before it.
 STW_CODE float magnitude_of_f16(uint32_t magnitude)
 {
     return float_of(magnitude << 13) * 0x1p112F;
@@ -58,7 +58,7 @@ STW_CODE uint32_t to_f16(float value)
     const uint32_t bits = bits_of(value);
     const uint32_t magnitude = bits & kMagnitude;
     const uint32_t sign = (bits & ~kMagnitude) >> 16;
-    // Rebias and round the 13 bits that go; 65520 and more carries into the infinity.
+    // Rebiases, and rounds off the lower 13 bits; from 65520 on this carries into the infinity.
     uint32_t half = (magnitude - (112U << 23) + 0x0FFF + (magnitude >> 13 & 1)) >> 13;
     if (magnitude < 113U << 23) {
         // Below 2^-14 the unit is 2^-24, which is the last place of 0.5: the addition rounds.

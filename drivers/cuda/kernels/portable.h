@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lets one source be a kernel of a GPU and, for tests, a function of the processor. Here alone
-// the two differ: how bits are reinterpreted, how memory is reached, who runs the threads.
+// Lets one source be a kernel of a GPU and, for tests, a function of the processor. The two differ
+// only here: how bits are reinterpreted, how memory is accessed, and what runs the threads.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +38,8 @@ STW_CODE float square_root(float value)
     return sqrtf(value);  // to nearest, by -prec-sqrt=true
 }
 
-// The compiler sees that an address of an argument is one of global memory. Told so with
-// __cvta_global_to_generic, nvcc 13.0 does not come to an end.
+// The compiler detects that an argument's address is in global memory. With
+// __cvta_global_to_generic nvcc 13.0 does not terminate.
 template <class T> STW_CODE T *global(uint64_t address)
 {
     return reinterpret_cast<T *>(address);
@@ -60,7 +60,7 @@ STW_CODE void store_word(void *to, uint32_t word)
     *static_cast<uint32_t *>(to) = word;
 }
 
-// The compiler makes four stores of an assignment, and of __stwb one that is stronger than needed.
+// The compiler makes four stores of an assignment, and a stronger one than needed of __stwb.
 STW_CODE void store_word(void *to, Words2 word)
 {
     asm volatile("st.global.v2.u32 [%0], {%1, %2};"
@@ -78,14 +78,14 @@ STW_CODE void store_word(void *to, Words4 word)
                  : "memory");
 }
 
-// The threads that share memory and meet at barriers, as each of them sees it.
+// The threads that share memory and meet at barriers, as seen by each of them.
 class ThreadBlock {
 public:
     STW_CODE uint32_t index() const { return blockIdx.x; }
     STW_CODE uint32_t count() const { return gridDim.x; }
     STW_CODE uint32_t threads() const { return blockDim.x; }
-    // The phase between two barriers: `body` runs for each thread. What lives longer than a phase
-    // and is not the same in all threads has to be in shared memory.
+    // The phase between two barriers: `body` runs for each thread. Data that outlives a phase and
+    // differs between threads must be in shared memory.
     template <class Body> STW_CODE void each_thread(const Body &body) const { body(threadIdx.x); }
     STW_CODE void barrier() const { __syncthreads(); }
     template <class T> STW_CODE T &shared() const
@@ -124,7 +124,7 @@ template <class T> T *global(uint64_t address)
     return reinterpret_cast<T *>(static_cast<uintptr_t>(address));
 }
 
-// A GPU refuses an address that is no multiple of the word's size; so does this.
+// Like a GPU, refuses an address that is not a multiple of the word's size.
 inline void require_alignment(const void *address, uint64_t bytes)
 {
     if (reinterpret_cast<uintptr_t>(address) % bytes != 0) __builtin_trap();

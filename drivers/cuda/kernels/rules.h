@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an optimizer does to one element. The operations and their order are PyTorch's single-tensor
-// ones; each rounds once to nearest, so that the processor's kernels give the same bits. The
-// branches on `c` are the same for all elements.
+// What an optimizer does to one element. The operations and their order are those of PyTorch's
+// single-tensor implementation; each rounds once to nearest, so the processor's kernels give the
+// same bits. The branches on `c` are the same for all elements.
 #pragma once
 
 #include "drivers/cuda/kernels/arguments.h"
@@ -53,7 +53,7 @@ struct Momentum {
     {
         gradient = decayed_gradient(c, gradient, parameter);
         if ((c.flags & kFirstStep) != 0) {
-            states[0] = gradient;  // whatever the buffer held
+            states[0] = gradient;  // the buffer may hold anything
         } else {
             states[0] = states[0] * c.momentum + gradient * c.one_minus_dampening;
         }

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scan of a gradient: of each run of 4,096 elements the sum of squares, the count of non-finite
-// elements and the largest magnitude, in one pass over memory. The order of the sum is given:
-// element i of a run is added to lane i mod 16, in order; then lane j += lane j+8, j+4, j+2, j+1.
+// The scan of a gradient: for each run of 4,096 elements the sum of squares, the count of
+// non-finite elements and the largest magnitude, in one pass over memory. The order of the sum is
+// fixed: element i of a run is added to lane i mod 16, in order; then lane j += lane j+8, j+4,
+// j+2, j+1.
 //
 // So a run has 16 chains of 256 additions, and no thread can help another with a chain. A thread
-// has 4 bytes of a row of 16 elements: one chain of fp32, two of 16 bits. While it adds 16 rows it
-// loads the next 16, which without that order the compiler would load one by one, when it needs
-// them. With the 1,152 threads that its registers let on an SM that is 74 kB under way, and the
-// rows of a warp are whole sectors. Nothing is staged: each byte is needed once, by one thread. A
-// short range takes as long as one run, so it is worth giving a launch all that lies together.
+// has 4 bytes of a row of 16 elements: one chain of fp32, or two of a 16-bit dtype. While it adds
+// 16 rows it loads the next 16; without that explicit order the compiler would load them one by
+// one when needed. With the 1,152 threads that its registers allow on an SM, 74 kB are in flight,
+// and the rows of a warp are complete sectors. Nothing is staged: each byte is needed once, by one
+// thread. A short range takes as long as one run, so a launch should cover all adjacent ranges.
 #pragma once
 
 #include "drivers/cuda/kernels/arguments.h"
@@ -22,7 +23,7 @@ inline constexpr uint32_t kScanRows = kScanElements / kScanLanes;
 inline constexpr uint32_t kScanBatch = 16;  // rows
 static_assert(kScanRows % kScanBatch == 0);
 
-// An element without its sign: from kInfinite on it is none of the finite ones, whose value it is.
+// Elements without sign: from kInfinite on they are not finite; value() is for the others.
 struct ScanF32 {
     using Stored = uint32_t;
     static constexpr uint32_t kInfinite = kInfinity;
@@ -52,12 +53,12 @@ struct ScanMemory {
     float maximum[kScanThreads];
 };
 
-// What one thread finds in its lanes of one run.
+// The results of one thread for its lanes of one run.
 template <class Element> class ScanTally {
 public:
     static constexpr uint32_t kLanes = ScanShape<Element>::kLanes;
 
-    // One row's word, or what there is of it.
+    // One row's word, or its first `lanes` lanes.
     STW_CODE void add(uint32_t word, uint32_t lanes)
     {
         STW_UNROLL
@@ -103,7 +104,7 @@ STW_CODE uint32_t load_row(const typename Element::Stored *from, bool whole)
     return load_word<uint16_t>(from) | uint32_t{load_word<uint16_t>(from + 1)} << 16;
 }
 
-// A run of which this thread's rows are all there.
+// For a run with all rows of this thread.
 template <class Element>
 STW_CODE void scan_run(const typename Element::Stored *from, bool whole, ScanTally<Element> &tally)
 {

@@ -9,7 +9,7 @@
 
 namespace stepwell::drivers::cuda {
 
-// C++ has no arrays of no elements.
+// C++ has no empty arrays.
 template <class Rule>
 inline constexpr uint32_t kRoomForStates = Rule::kStates == 0 ? 1 : Rule::kStates;
 
@@ -67,7 +67,7 @@ public:
         }
     }
 
-    // All arrays that the launch touches, for groups to be found; none is named for those missing.
+    // All arrays of the launch, to find groups; missing ones are replaced by others.
     STW_CODE Run run() const
     {
         const Array arrays[] = {
@@ -111,7 +111,7 @@ private:
 template <class Rule, class Block>
 STW_CODE void update(Block &block, const UpdateArguments &arguments)
 {
-    // Two moments are loads enough.
+    // two moments are enough loads at once
     constexpr uint32_t kBatch = Rule::kStates == 2 ? 1 : 2;
     run_block<kBatch>(block, Update<Rule>(arguments).run(),
                       [&] { return Update<Rule>(arguments); });

@@ -109,8 +109,8 @@ void AddressTable::release_pack(residency::PackId pack)
     pack_addresses[pack] = PackAddresses();
 }
 
-// Null: the range has no address but the one in the arena. So has a part of a tensor that is
-// aliased as one run; only the library itself asks for such parts.
+// Null: the range is accessible only in the arena. This includes parts of a tensor that is aliased
+// as one run, which only the library itself asks for.
 memory::AddressAlias *AddressTable::shown_of(const Range &range, PlaceId place) const
 {
     const memory::Tier &at = machine_.tiers[place];

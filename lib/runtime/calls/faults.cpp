@@ -126,7 +126,7 @@ Status Faults::fetch_touched(const Range &range)
         before = dispatch_.core.last_fetch();
     }
     STW_TRY(fetches_.fetch(std::move(plan), &view));
-    views_.slot(ViewTable::index_of(view.cookie)).step = 0;  // belongs to no thread or step
+    views_.slot(ViewTable::index_of(view.cookie)).step = 0;  // not of a step of the program
     machine_.touches->keep(view);
     // A fetch that was asked for since `before` could not end this view, so end it here. An older
     // one waits for a view of the program; ending this view for it would only make the fault come

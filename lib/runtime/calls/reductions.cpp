@@ -52,7 +52,7 @@ Status Reductions::take_adopted(const stw_tensor &gradient, uint64_t bytes, uint
     while (!has_room()) {
         waited = true;
         STW_TRY(dispatch_.interrupted_since(begin));
-        // If collectives run on the callers' threads, the sums to wait for may need this one.
+        // If collectives run on callers' threads, sums may wait for some that this one must run.
         const bool goes_on = collectives_.works_here()
                                  ? collectives_.wait_ranks(begin, deadline, has_room)
                                  : dispatch_.wait_progress(deadline);
@@ -203,8 +203,7 @@ Status Reductions::read_whole(stw_tensor *tensor, void *destination, collective:
     return ends_.release(&view, 1, STW_STREAM_SYNCED, 0);
 }
 
-// Uses a view to add into: several contributions of a rank make one collective; with MORE there is
-// none yet.
+// Uses a view to add into: the calls of all ranks are one collective; with MORE there is none yet.
 Status Reductions::reduce_over_ranks(stw_tensor *gradient, const void *local,
                                      const stw_reduce_options &options)
 {

@@ -104,7 +104,7 @@ Status Runtime::close(uint64_t timeout_ns, bool deferred)
         stw_tensor *next = tensor->notes.next;
         tensor->runtime = nullptr;
         tensor->sharding.reset();
-        std::string().swap(tensor->name);  // the handle's memory is reused, its members are not
+        std::string().swap(tensor->name);  // frees it; the handle's memory stays
         tensor_pool.give(tensor);
         tensor = next;
     }

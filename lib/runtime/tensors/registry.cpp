@@ -409,7 +409,7 @@ void TensorRegistry::unregister_tensor(stw_tensor *tensor, Commands &out)
     tensor->runtime = nullptr;
     tensor->sharding.reset();
     metadata_.handles_bytes -= sizeof(stw_tensor) + metadata_.name_bytes(tensor->name.size());
-    std::string().swap(tensor->name);  // the handle's memory is reused, its members are not
+    std::string().swap(tensor->name);  // frees it; the handle's memory stays
     tensor_pool.give(tensor);
 }
 

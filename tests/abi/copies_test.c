@@ -180,4 +180,36 @@ TEST(copies_go_to_where_the_newest_bytes_are)
     ok(stw_tensor_destroy(&tensor, 1));
 }
 
+static uint64_t written_to_nvme(stw_runtime *runtime)
+{
+    return link_stats(runtime, STW_LINK_HOST_TO_NVME).bytes +
+           link_stats(runtime, STW_LINK_DEVICE_TO_NVME).bytes;
+}
+
+/* Written back as its first piece came, a block would be written twice, and its second piece would
+   wait for that. */
+TEST(a_block_written_in_pieces_is_written_back_after_the_last_one)
+{
+    stw_runtime *runtime = *state;
+    const uint64_t elements = BLOCK / 4 + BLOCK / 8;
+    stw_tensor_spec spec = spec_f32("pieces", elements);
+    const stw_policy policy = {.struct_size = sizeof policy, .home = STW_TIER_NVME};
+    spec.policy = &policy;
+    stw_tensor *tensor = tensor_make(runtime, &spec);
+    float *values = calloc(elements, sizeof *values);
+    assert_non_null(values);
+    ok(stw_runtime_drain(runtime, 0));
+    const uint64_t before = written_to_nvme(runtime);
+    for (uint64_t at = 0; at < elements; at += BLOCK / 16) {
+        stw_copy_options options = range_of(at, BLOCK / 16, 0);
+        ok(stw_tensor_write(tensor, values, &options));
+        ok(stw_runtime_drain(runtime, 0));
+        const uint64_t end = at + BLOCK / 16;
+        const uint64_t complete = end == elements ? end * 4 : end * 4 / BLOCK * BLOCK;
+        assert_int_equal(written_to_nvme(runtime) - before, complete);
+    }
+    free(values);
+    ok(stw_tensor_destroy(&tensor, 1));
+}
+
 RUN_TESTS("copies", machine_setup, machine_teardown)

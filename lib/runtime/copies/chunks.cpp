@@ -228,7 +228,11 @@ void ChunkCopies::release_chunk(const ChunkFetch &chunk, const Copy &copy)
     release.byte_count = chunk.element_count * copy.element_bytes;
     release.internal = true;
     release.claim = copy.claim;
-    release.far = copy.access != residency::Access::kRead;
+    // A block that is written in several pieces is written back after the last one.
+    const uint64_t end = copy.offset + release.byte_begin + release.byte_count;
+    const bool last = end % machine_.block_bytes == 0 ||
+                      chunk.element_begin + chunk.element_count == copy.tensor->elements;
+    release.far = copy.access != residency::Access::kRead && last;
     dispatch_.act([&](Core &core, Commands &out)
                       STW_REQUIRES(runtime_lock) { core.release(release, dispatch_.now(), out); });
 }

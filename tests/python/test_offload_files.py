@@ -4,6 +4,7 @@
 Skipped where PyTorch is not installed.
 """
 import copy
+import ctypes
 import errno
 import fcntl
 import gc
@@ -641,14 +642,38 @@ class Streams(Case):
             with self.subTest(at=at, size=size), open(path, "rb") as file, \
                     unittest.mock.patch("os.preadv", preadv), \
                     unittest.mock.patch("stepwell.torch._streams.PART_BYTES", 8192), \
-                    unittest.mock.patch("stepwell.torch._streams._is_cached",
-                                        streams._is_cached if cached else lambda *_: False), \
                     streams.Reader([streams.Place(path, file.fileno(), at, size)]) as reader:
                 if max(reader._direct.values()) < 0:
                     self.skipTest("this file system has no O_DIRECT")
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                page = streams.Place(path, file.fileno(), 8192, 4096)
+                if reader._is_cached(page):
+                    self.skipTest("this file system keeps files in the page cache")
+                if cached:
+                    os.pread(file.fileno(), len(data), 0)
                 found = b"".join(bytes(piece) for piece in reader)
                 self.assertEqual(found, data[at:at + size])
                 self.assertEqual(set(past), {not cached and not refused and at % 8 == 0})
+                if set(past) == {True}:  # and nothing was read ahead
+                    self.assertFalse(reader._is_cached(page))
+
+    def test_its_memory_is_of_huge_pages(self):
+        parts = stepwell.torch._streams._parts(1 << 30, spare=8192)
+        begin = ctypes.addressof(ctypes.c_char.from_buffer(parts[0]))
+        self.assertEqual(begin % (2 << 20), 0)
+        flags, inside = "", False
+        with open("/proc/self/smaps", encoding="ascii") as maps:
+            for line in maps:
+                words = line.split()
+                if "-" in words[0]:
+                    first, end = (int(word, 16) for word in words[0].split("-"))
+                    inside = first <= begin < end
+                elif inside and words[0] == "VmFlags:":
+                    flags = words[1:]
+        self.assertNotIn("sh", flags)  # shared memory has huge pages by another setting
+        if not os.path.exists("/sys/kernel/mm/transparent_hugepage"):
+            self.skipTest("this kernel has no transparent huge pages")
+        self.assertIn("hg", flags)
 
     def test_a_file_is_written_while_the_caller_makes_more_of_it(self):
         path = os.path.join(self.directory, "file")

@@ -89,7 +89,7 @@ def load_safetensors(model: torch.nn.Module, path: Path, *, strict: bool = True)
 
     Names are those of state_dict(); for a parameter with several names one is enough. Values of
     another dtype are converted to the model's, as copy_() does. strict: missing or unexpected names
-    are a RuntimeError, as another shape always is; nothing has been loaded then. It uses 8 MiB of
+    are a RuntimeError, as another shape always is; nothing has been loaded then. It uses 10 MiB of
     plain memory at a time. The model may be plain, made by init(), or offloaded.
     """
     state = _stated(model)
@@ -220,7 +220,7 @@ def save_safetensors(model: torch.nn.Module, path: Path, *,
     are those of state_dict(); the first of several names of a parameter. dtypes are the model's.
     Files are written under other names, flushed and renamed when all are complete: a reader before
     that finds the old model, or nothing. A folder whose shards are replaced has both for a moment.
-    It uses 8 MiB of plain memory at a time.
+    It uses 10 MiB of plain memory at a time.
     """
     path, state = os.fspath(path), _stated(model)
     first: Dict[int, str] = {}

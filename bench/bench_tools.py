@@ -172,32 +172,43 @@ class Fio:
 
     def run(self, pattern, block, depth):
         """Bytes per second, reads and writes together."""
-        command = [
-            "fio",
-            "--name=stepwell",
-            f"--filename={self.path}",
-            f"--size={self.file_bytes}",
-            f"--rw={pattern}",
-            f"--bs={block}",
-            f"--iodepth={depth}",
-            "--ioengine=libaio",
-            "--direct=1",
-            "--output-format=json",
-        ]
+        job = [f"--filename={self.path}", f"--size={self.file_bytes}", f"--rw={pattern}"]
+        if pattern == "rw":
+            job.append(f"--rwmixread={self.mix_read_percent}")
+        moved, seconds = self.timed(block, depth, job)
+        return moved / seconds
+
+    def new_file_seconds(self, read_bytes, write_bytes, block, depth):
+        """Reads its file while it writes another one, which it makes."""
+        new = self.path.with_name(self.path.name + "-new")
+        try:
+            return self.timed(
+                block, depth,
+                [f"--filename={self.path}", f"--size={self.file_bytes}", "--rw=read",
+                 f"--io_size={read_bytes}"],
+                [f"--filename={new}", f"--size={write_bytes}", "--rw=write"])[1]
+        finally:
+            new.unlink(missing_ok=True)
+
+    def timed(self, block, depth, *jobs):
+        """The bytes that jobs move at once, and the seconds."""
+        command = ["fio", "--name=global", f"--bs={block}", f"--iodepth={depth}", "--ioengine=libaio", "--direct=1",
+                   "--output-format=json"]
         if self.huge_pages.enough:
             command.append("--mem=shmhuge")
-        if pattern == "rw":
-            command.append(f"--rwmixread={self.mix_read_percent}")
+        for number, job in enumerate(jobs):
+            command += [f"--name=stepwell{number}", *job]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         start = done.stdout.find("{")
         if done.returncode != 0 or start < 0:
             raise BenchError("fio failed: " + (done.stderr or done.stdout).strip()[-500:])
-        job = json.loads(done.stdout[start:])["jobs"][0]
-        moved = job["read"]["io_bytes"] + job["write"]["io_bytes"]
-        milliseconds = max(job["read"]["runtime"], job["write"]["runtime"])
-        if job["error"] or not moved or not milliseconds:
+        found = json.loads(done.stdout[start:])["jobs"]
+        ways = [job[way] for job in found for way in ("read", "write")]
+        moved = sum(way["io_bytes"] for way in ways)
+        milliseconds = max(way["runtime"] for way in ways)
+        if any(job["error"] for job in found) or not moved or not milliseconds:
             raise BenchError(f"fio measured nothing in {self.path.parent}")
-        return moved * 1000 / milliseconds
+        return moved, milliseconds / 1000
 
     def best_setting(self, pattern, grid):
         """The setting with the best median, all settings taking turns."""

@@ -24,7 +24,7 @@ LIMIT_MARGIN = 1.1  # over the peak of ours: it is not the same in each run
 MEMORY_MARGIN = 1.05
 INIT_LIMIT = 512 * MIB  # beyond the interpreter: budget and activations
 INIT_ROUNDS = 3         # of saving and loading
-INIT_SPACE = 15 << 30   # of the drive: parameters, gradients, the file and fio's
+INIT_SPACE = 19 << 30   # of the drive: parameters, gradients, files, fio's
 # By itself glibc's heap keeps most of the gradients that were freed, in pieces that fit no other
 # request, in plain torch as in ours. Where memory is measured they are maps of their own: that
 # costs 0.4 s of system time in a step of plain torch, so not where time is.
@@ -155,6 +155,11 @@ def drive_seconds(fio, setting, read, written):
     """What fio needs for as many bytes, read and written at once."""
     fio.mix_read_percent = min(99, max(1, round(100 * read / max(read + written, 1))))
     return (read + written) / fio.run("rw", *setting)
+
+
+def new_file_seconds(fio, setting, read, written):
+    """The same if a new file is written, as a save does."""
+    return fio.new_file_seconds(read, written, *setting)
 
 
 def rounds(runs, form):
@@ -299,17 +304,21 @@ def init_results(runs):
     need_space(options.nvme, options.bytes + (INIT_SPACE if not options.torch_small else 0))
     ratios = {"save": [], "load": []}
     found = {"save": [], "load": []}
+    seconds = {"save": new_file_seconds, "load": drive_seconds}
     with Fio(options.nvme, options.bytes) as fio:
-        best = fio.best_setting("rw", FIO_GRID)
+        best = {"load": fio.best_setting("rw", FIO_GRID)}
         with Program(runs.command("init", 1), {**runs.env, **LEAN}) as program:
             made, step = program.ask("make"), program.ask("step")
+            saved = 4 * made["parameters"]
+            best["save"] = min(FIO_GRID,
+                               key=lambda each: fio.new_file_seconds(saved, saved, *each))
             say(f"  made {made['parameters'] / 1e9:.2f} G parameters in {made['seconds']:.1f} s, "
                 f"a step took {step['seconds']:.1f} s")
             for number in range(INIT_ROUNDS):
                 for what, answers in found.items():
                     ours = program.ask(what)
                     moved = ours["read_bytes"] + ours["write_bytes"]
-                    drive = drive_seconds(fio, best, ours["read_bytes"], ours["write_bytes"])
+                    drive = seconds[what](fio, best[what], ours["read_bytes"], ours["write_bytes"])
                     answers.append({**ours, "moved": moved, "drive": drive})
                     ratios[what].append(drive / ours["seconds"])
                     say(f"  {what} {number + 1}/{INIT_ROUNDS}: {ours['seconds']:.2f} s, drive "
@@ -326,7 +335,7 @@ def init_results(runs):
         train_seconds=step["seconds"], train_bytes=step["read_bytes"] + step["write_bytes"])]
     return results + [result(
         f"torch.{what}", median(one["seconds"] for one in answers), "s",
-        f"fio for the bytes of drive and file, {fio.named(*best)}", ratios[what],
+        f"fio for the bytes of drive and file, {fio.named(*best[what])}", ratios[what],
         reference_value=median(one["drive"] for one in answers),
         bytes_moved=median(one["moved"] for one in answers)) for what, answers in found.items()]
 

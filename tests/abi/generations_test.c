@@ -415,6 +415,7 @@ TEST(a_store_is_made_once_and_overwritten_when_told)
     machine_close(runtime);
     refuse_open(&wanted, STW_ERROR_NOT_FOUND, "rank 0 has none");
     wanted.flags |= STW_RUNTIME_OVERWRITE; /* resumed if it can be, else made anew */
+    wanted.timeout_ns = UINT64_MAX;        /* more than a clock has */
     runtime = machine_open(&wanted);
     tensor_fill_sequence(durable(runtime, "t", SMALL), SMALL, 2);
     commit(runtime);

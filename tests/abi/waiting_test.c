@@ -39,7 +39,8 @@ static void *fetch_first_async(void *argument)
 {
     meeting *here = argument;
     stw_fetch_request request = request_of(here->first, STW_READ_WRITE);
-    stw_fetch_options options = {.struct_size = sizeof options, .flags = here->flags};
+    stw_fetch_options options = {
+        .struct_size = sizeof options, .flags = here->flags, .timeout_ns = here->timeout_ns};
     here->status = stw_fetch_async(here->runtime, &options, &request, 1, &here->operation);
     return NULL;
 }
@@ -88,6 +89,37 @@ TEST(a_writer_waits_for_the_readers_of_other_threads)
     view_put(&view);
     take_and_give_back(&here);
     machine_close(here.runtime);
+}
+
+/* Now and UINT64_MAX nanoseconds are more than a clock has. */
+TEST(the_longest_timeout_does_not_pass)
+{
+    meeting here;
+    memset(&here, 0, sizeof here);
+    machine patient = machine_small();
+    patient.timeout_ns = UINT64_MAX;
+    here.runtime = machine_open_as(patient);
+    here.first = tensor_f32(here.runtime, "shared", BLOCK / 4);
+    here.timeout_ns = UINT64_MAX;
+    tensor_fill_sequence(here.first, BLOCK / 4, 0);
+    stw_view view = view_get(here.runtime, here.first, STW_READ);
+    ask_elsewhere(&here);
+    view_put(&view);
+    take_and_give_back(&here);
+    fetch_elsewhere(&here);
+    ok(here.status);
+    view_put(&here.view);
+    stw_copy_options copy = {.struct_size = sizeof copy, .timeout_ns = UINT64_MAX};
+    float *values = malloc(BLOCK);
+    assert_non_null(values);
+    ok(stw_tensor_read(here.first, values, &copy));
+    ok(stw_tensor_write(here.first, values, &copy));
+    free(values);
+    ok(stw_evict(here.runtime, NULL, 0, STW_TIER_DEVICE, 0, UINT64_MAX));
+    ok(stw_tier_set_budget(here.runtime, STW_TIER_DEVICE, 0, 4 * BLOCK, UINT64_MAX));
+    ok(stw_runtime_drain(here.runtime, UINT64_MAX));
+    ok(stw_tensor_destroy(&here.first, 1));
+    ok(stw_runtime_close(here.runtime, 0, UINT64_MAX));
 }
 
 TEST(a_wait_ends_at_its_timeout_with_the_tensor_named)

@@ -121,7 +121,7 @@ Status Budgets::set_budget(PlaceId place, uint64_t bytes, uint64_t timeout_ns)
     BudgetChange change;
     change.place = place;
     change.begin = dispatch_.now();
-    change.deadline = change.begin + dispatch_.timeout(timeout_ns);
+    change.deadline = dispatch_.deadline(change.begin, timeout_ns);
     {
         MutexLock lock(dispatch_.mutex());
         while (budget_changes_) STW_TRY(wait_for_budget(change, "another change of a budget"));

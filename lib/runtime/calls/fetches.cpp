@@ -95,7 +95,7 @@ Status Fetches::start_fetch(Waiter &waiter)
     }
     waiter.begin = dispatch_.now();
     if (!waiter.snapshot)
-        waiter.deadline = waiter.begin + dispatch_.timeout(waiter.plan.timeout_ns);
+        waiter.deadline = dispatch_.deadline(waiter.begin, waiter.plan.timeout_ns);
     dispatch_.act([&](Core &, Commands &out) STW_REQUIRES(runtime_lock) {
         recorder_.drain_hits();
         ask(waiter, out);
@@ -150,7 +150,7 @@ Status Fetches::sticky_errors(const FetchPlan &plan)
 Status Fetches::fetch(FetchPlan plan, stw_view *views_out)
 {
     if (!machine_.touches) return fetch_once(std::move(plan), views_out);
-    const residency::Instant deadline = dispatch_.now() + dispatch_.timeout(plan.timeout_ns);
+    const residency::Instant deadline = dispatch_.deadline(plan.timeout_ns);
     for (;;) {
         const uint64_t before = machine_.touches->changes();
         Status status = fetch_once(FetchPlan(plan), views_out);
@@ -312,7 +312,7 @@ Status Fetches::evict(stw_tensor *const *tensors, uint32_t n, PlaceId place, uin
     dispatch_.give_way();
     const PlanPause pause(prefetcher_);  // the prefetcher might bring back what is evicted
     const residency::Instant begin = dispatch_.now();
-    const residency::Instant deadline = begin + dispatch_.timeout(timeout_ns);
+    const residency::Instant deadline = dispatch_.deadline(begin, timeout_ns);
     std::vector<stw_tensor *> wanted(tensors, tensors + n);
     for (;;) {
         uint64_t left = 0;

@@ -283,7 +283,7 @@ Status Operations::poll(stw_operation *operation)
 Status Operations::wait(stw_operation *operation, uint64_t timeout_ns)
 {
     const residency::Instant begin = dispatch_.now();
-    const residency::Instant deadline = begin + dispatch_.timeout(timeout_ns);
+    const residency::Instant deadline = dispatch_.deadline(begin, timeout_ns);
     MutexLock lock(dispatch_.mutex());
     Waiter *waiter = operation->waiter;
     if (!waiter) return freed_meanwhile();

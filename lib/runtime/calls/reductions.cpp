@@ -43,7 +43,7 @@ struct Adopted {
 Status Reductions::take_adopted(const stw_tensor &gradient, uint64_t bytes, uint64_t timeout_ns)
 {
     const residency::Instant begin = dispatch_.now();
-    const residency::Instant deadline = begin + dispatch_.timeout(timeout_ns);
+    const residency::Instant deadline = dispatch_.deadline(begin, timeout_ns);
     MutexLock lock(dispatch_.mutex());
     const auto has_room = [&]() STW_REQUIRES(runtime_lock) {
         return adopted_bytes == 0 || adopted_bytes + bytes <= placement_.update_window();

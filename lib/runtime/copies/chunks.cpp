@@ -133,7 +133,7 @@ Status ChunkCopies::each_chunk(stw_tensor *tensor, residency::Access access, boo
     Copy copy;
     copy.tensor = tensor;
     copy.access = access;
-    copy.deadline = dispatch_.now() + dispatch_.timeout(timeout_ns);
+    copy.deadline = dispatch_.deadline(timeout_ns);
     copy.owner = recorder_.owner_number();
     copy.offset = addresses_.pack_offset(tensor->id);
     copy.element_bytes = tensor->element_bits / 8;

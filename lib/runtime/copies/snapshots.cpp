@@ -135,7 +135,7 @@ try {
         work->next.at = work->hinted.at = work->parts.front().begin;
     }
     waiter.begin = dispatch_.now();
-    waiter.deadline = waiter.begin + dispatch_.timeout(plan.timeout_ns);
+    waiter.deadline = dispatch_.deadline(waiter.begin, plan.timeout_ns);
     work->chunk.plan.step = plan.step;
     work->chunk.deadline = waiter.deadline;
     const std::vector<residency::TensorId> used = tensors_of(*work);

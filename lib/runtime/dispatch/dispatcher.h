@@ -109,6 +109,16 @@ public:
     {
         return timeout_ns ? timeout_ns : timeout_default_ns_;
     }
+    // The end of a wait that begins now, or at `begin`; kNever if no clock reaches it.
+    [[nodiscard]] residency::Instant deadline(uint64_t timeout_ns) const
+    {
+        return deadline(now(), timeout_ns);
+    }
+    [[nodiscard]] residency::Instant deadline(residency::Instant begin, uint64_t timeout_ns) const
+    {
+        const uint64_t limit = timeout(timeout_ns);
+        return limit < residency::kNever - begin ? begin + limit : residency::kNever;
+    }
     Status start_timer();
     void stop_timer() STW_EXCLUDES(runtime_lock);
     void arm_timer(residency::Instant deadline) STW_REQUIRES(runtime_lock);

@@ -141,7 +141,7 @@ Status Commits::commit(const stw_commit_options &options, uint64_t *generation_o
     work->metadata.assign(static_cast<const char *>(options.metadata),
                           options.metadata ? options.metadata_bytes : 0);
     const residency::Instant begin = dispatch_.now();
-    work->deadline = begin + dispatch_.timeout(options.timeout_ns);
+    work->deadline = dispatch_.deadline(begin, options.timeout_ns);
     // Owed zeros in shared blocks are contents too, so they are written first.
     STW_TRY(zeros_.write_all_zeros());
     STW_TRY(begin_commit(work));

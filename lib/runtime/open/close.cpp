@@ -17,7 +17,7 @@ Status Runtime::drain(uint64_t timeout_ns)
     dispatch.give_way();
     const PlanPause pause(planning.prefetcher);
     const residency::Instant begin = dispatch.now();
-    const residency::Instant deadline = begin + dispatch.timeout(timeout_ns);
+    const residency::Instant deadline = dispatch.deadline(begin, timeout_ns);
     STW_TRY(ranks.collectives.drain_ranks(begin, deadline));
     if (machine.pipeline)
         STW_TRY(views.sleepers.tell_waiting(machine.pipeline->drain(dispatch.timeout(timeout_ns))));
@@ -61,7 +61,7 @@ Status Runtime::close_tiers(uint64_t timeout_ns)
 
 Status Runtime::close(uint64_t timeout_ns, bool deferred)
 {
-    const residency::Instant deadline = dispatch.now() + dispatch.timeout(timeout_ns);
+    const residency::Instant deadline = dispatch.deadline(timeout_ns);
     dispatch.give_way();
     uint32_t open = 0;
     uint64_t pieces = 0;

@@ -15,7 +15,8 @@ using residency::PlaceId;
 Status Shards::take_pieces(Waiter &waiter, residency::FetchAsked &asked)
 {
     asked.flags |= residency::kFetchInternal | residency::kFetchWaitRoom;
-    asked.deadline = std::min(asked.deadline, dispatch_.now() + machine_.ranks->group.timeout_ns());
+    asked.deadline =
+        std::min(asked.deadline, dispatch_.deadline(machine_.ranks->group.timeout_ns()));
     return dispatch_.fetch_pieces(waiter, asked);
 }
 

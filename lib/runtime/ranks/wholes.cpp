@@ -155,7 +155,7 @@ Status Wholes::ask_wholes(Waiter &waiter)
     const std::vector<Range> &ranges = waiter.plan.gathered;
     for (const Range &range : ranges) STW_TRY(zeros_.write_zeros(range.tensor));
     waiter.begin = dispatch_.now();
-    waiter.deadline = waiter.begin + dispatch_.timeout(waiter.plan.timeout_ns);
+    waiter.deadline = dispatch_.deadline(waiter.begin, waiter.plan.timeout_ns);
     waiter.cause = observe::Stall::kCollective;
     Status status;
     dispatch_.act([&](Core &, Commands &out) STW_REQUIRES(runtime_lock) {

@@ -69,7 +69,7 @@ Status VictimPolicy::await_policy(uint64_t timeout_ns, bool closes)
     const residency::Instant begin = dispatch_.now();
     while (scoring->calling) {
         if (!closes) STW_TRY(dispatch_.interrupted_since(begin));
-        if (dispatch_.wait_progress(begin + dispatch_.timeout(timeout_ns))) continue;
+        if (dispatch_.wait_progress(dispatch_.deadline(begin, timeout_ns))) continue;
         return Status::error(STW_ERROR_TIMEOUT,
                              "the victim policy's rank has not returned within %.3f s; nothing "
                              "was changed. Call again when it has",

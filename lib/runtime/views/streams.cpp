@@ -43,7 +43,7 @@ Status StreamOrder::forget_stream(void *stream)
 
 Status StreamOrder::when_not_busy(const std::function<Status()> &order) const
 {
-    const residency::Instant deadline = dispatch_.now() + dispatch_.timeout(0);
+    const residency::Instant deadline = dispatch_.deadline(0);
     for (;;) {
         Status status = order();
         if (status.code() != STW_ERROR_BUSY || dispatch_.now() >= deadline) return status;

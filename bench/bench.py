@@ -3,8 +3,8 @@
 """Measure Stepwell beside its references, interleaved, in one run.
 
 usage: bench/bench.py --build DIR [nvme] [fetch] [update] [train] [python] [tune] [policy]
-                      [predict] [simulate] [ranks] [commit] [torch] [--nvme DIR] [--json FILE]
-                      [--pairs N] [--bytes N]
+                      [predict] [simulate] [ranks] [commit] [step] [torch] [--nvme DIR]
+                      [--json FILE] [--pairs N] [--bytes N]
                       [--train-pairs N] [--train-steps N]
                       [--torch-pairs N] [--torch-steps N] [--torch-small]
                       [--only ROW ...]
@@ -33,6 +33,7 @@ from statistics import median
 from bench_commit import bench_commit
 from bench_predict import bench_predict
 from bench_ranks import bench_ranks
+from bench_step import bench_step
 from blas import use_widest_kernels
 from bench_tools import (
     GB,
@@ -54,7 +55,7 @@ from bench_tune import bench_tune
 
 GROUPS = (
     "nvme", "fetch", "update", "train", "python", "tune", "policy", "predict", "simulate",
-    "ranks", "commit", "torch",
+    "ranks", "commit", "step", "torch",
 )
 # For reads, writes and both mixed: a reference that was not allowed its best is none.
 FIO_GRID = [(block, depth) for block in ("256k", "1m", "2m", "4m") for depth in (4, 16, 32)]
@@ -667,6 +668,7 @@ def main(arguments):
         "simulate": bench_simulate,
         "ranks": bench_ranks,
         "commit": bench_commit,
+        "step": bench_step,
         "torch": bench_torch,
     }
     results = []

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bench step: training steps whose layers compute by sleeping, beside what bounds them."""
+from contextlib import ExitStack
+from statistics import median
+
+from bench_tools import GB, MIB, Fio, Program, in_turn, need_space, result, say
+
+FIO_GRID = [(block, depth) for block in ("1m", "2m") for depth in (4, 16)]
+LAYERS, ELEMENTS = 24, 4 << 20
+STATE_BYTES = 16       # a parameter: itself, its gradient, two moments
+BUDGETS = 4            # of the device's, that the states take
+# The share of the time of computing that the drive needs for the bytes that have to move: parameters
+# and moments beyond the budget, read and written.
+DRIVE_SHARE = 0.5
+MODES = {
+    "pending": "one step after backward, no norm",
+    "backward": "each parameter's step as its gradient is there",
+    "clipped": "one step after backward, with its norm",
+}
+STEPS, WARM_UP = 6, 6
+
+
+def bench_step(options):
+    states = STATE_BYTES * LAYERS * ELEMENTS
+    need_space(options.nvme, options.bytes + 2 * len(MODES) * states)
+    least = 2 * (states * 3 // 4 - states // BUDGETS)
+    command = [options.build / "bench/bench-paced", "--dir", options.nvme, "--layers", LAYERS,
+               "--elements", ELEMENTS, "--mode"]
+    pairs = {mode: [] for mode in MODES}
+    with ExitStack() as stack:
+        fio = stack.enter_context(Fio(options.nvme, options.bytes))
+        best = fio.best_setting("rw", FIO_GRID)
+        compute = least / fio.run("rw", *best) / DRIVE_SHARE
+        programs = {mode: stack.enter_context(Program([*command, mode])) for mode in MODES}
+        for program in programs.values():
+            program.ask(f"pace {compute / (3 * LAYERS) * 1e6:.0f}")
+            program.ask(f"step {WARM_UP}")
+        for number in range(options.pairs):
+            for mode, program in programs.items():
+                rate, step = in_turn(number, lambda: fio.run("rw", *best),
+                                     lambda: program.ask(f"step {STEPS}"))
+                moved = step["read_bytes"] + step["written_bytes"]
+                pairs[mode].append({**step, "moved": moved, "drive": moved / rate})
+                say(f"  {mode} {number + 1}/{options.pairs}: {step['seconds']:.3f} s; bounds: "
+                    f"compute {step['compute_seconds']:.3f}, drive {moved / rate:.3f} "
+                    f"({moved / MIB:.0f} MiB)")
+    return [step_result(mode, found, least, fio.named(*best)) for mode, found in pairs.items()]
+
+
+def step_result(mode, found, least, drive):
+    bounds = [max(one["compute_seconds"], one["drive"]) for one in found]
+    return result(
+        f"step.paced.{mode}",
+        median(one["seconds"] for one in found),
+        "s a step",
+        f"the larger of computing and fio, {drive}; {MODES[mode]}",
+        [bound / one["seconds"] for bound, one in zip(bounds, found)],
+        reference_value=median(bounds),
+        bytes_per_step=median(one["moved"] for one in found),
+        bytes_moved_over_least=median(one["moved"] for one in found) / least,
+        drive_gb_per_s=median(one["moved"] / one["drive"] for one in found) / GB,
+    )

@@ -249,6 +249,9 @@ bool may_hit(const stw_runtime *runtime, const stw_fetch_request &request, uint3
                                           uint32_t n, stw_view *views_out)
 {
     const uint32_t stride = requests->struct_size;
+    for (uint32_t i = 0; i < n; ++i) {  // before anything is pinned that would be unpinned again
+        if (element(requests, i).access != STW_READ) return false;
+    }
     const uint64_t step = runtime->body->recorder.current_step();
     HitChain chain;
     Range range;

@@ -437,8 +437,9 @@ Status Fetches::share(const stw_view &view, stw_view *view_out)
 Status Fetches::take_slots(size_t wanted, std::vector<uint32_t> &slots)
 {
     slots.reserve(wanted);
+    ThreadState *state = views_.thread_state();
     while (slots.size() < wanted) {
-        const uint32_t slot = views_.take_slot(views_.thread_state());
+        const uint32_t slot = views_.take_slot(state);
         if (slot == residency::kNone) {
             return Status::error(STW_ERROR_LIMIT,
                                  "%u views are open, as many as views_max allows; release some, or "

@@ -11,7 +11,7 @@
 enum { ELEMENTS = 2 * 16384 + 77 };
 
 static atomic_int given_back;
-static pthread_t giver;
+static atomic_ulong giver; /* a pthread_t: several threads give back */
 
 static void give_back(void *user)
 {

@@ -200,7 +200,8 @@ void World::end_collective(Rank &rank)
 }
 
 // Splits a computation's wait for a gathered tensor: for the update of its tile, then for this
-// rank's slice, then for the collective and those before it.
+// rank's slice, then for the collective and those before it. A slice whose update was pending could
+// not come earlier, so the wait for it belongs to the update.
 void World::blame_gather(Rank &rank, uint32_t tile, Instant begin, Instant end)
 {
     const Rank::Arrival &arrival = rank.tiles[tile].arrival;
@@ -210,7 +211,7 @@ void World::blame_gather(Rank &rank, uint32_t tile, Instant begin, Instant end)
         rank.result.stall_ns[static_cast<size_t>(cause)] += time;
     };
     add(Cause::kUpdate, updated - begin);
-    add(Cause::kParameters, here - updated);
+    add(updated > begin ? Cause::kUpdate : Cause::kParameters, here - updated);
     add(Cause::kCollectives, end - here);
 }
 

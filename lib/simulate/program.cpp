@@ -111,6 +111,7 @@ OpId Writer::release(LaneId lane, std::initializer_list<Use> uses, bool far, boo
     Op op;
     op.what = What::kRelease;
     op.lane = lane;
+    if (lane == LaneId::kUpdate) op.cause = Cause::kUpdate;
     op.far = far;
     op.discard = discard;
     for (const Use &use : uses) op.uses[op.use_count++] = use;

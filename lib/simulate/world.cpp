@@ -236,7 +236,17 @@ void World::done(Rank &rank, OpId id)
     if (rank.number != 0) return;
     if (op.what == What::kGather) blame_gather(rank, op.tile, lane.since, now_);
     if (op.what == What::kFetch)
-        rank.result.stall_ns[static_cast<size_t>(op.cause)] += now_ - lane.since;
+        rank.result.stall_ns[static_cast<size_t>(cause_of(rank, id))] += now_ - lane.since;
+}
+
+// A parameter whose update ends while the computation waits for it could not come earlier: its
+// transfer belongs to the wait for the update.
+Cause World::cause_of(const Rank &rank, OpId fetch) const
+{
+    const Op &op = program_.ops[fetch];
+    if (op.cause != Cause::kParameters || op.after[0] == kNoOp) return op.cause;
+    const bool pending = rank.ops.ended[op.after[0]] == rank.ops.began[fetch];
+    return pending ? Cause::kUpdate : op.cause;
 }
 
 Status World::fetch(Rank &rank, OpId id)

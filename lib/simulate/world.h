@@ -85,6 +85,7 @@ private:
     void submit(Rank &rank, const residency::Transfer &transfer);
     Status settle(const SharedLinks::Ended &ended);
     Status settle_all();
+    [[nodiscard]] Cause cause_of(const Rank &rank, OpId fetch) const;
     void blame(Rank &rank, OpId op, Instant begin, Instant end, uint32_t depth);
 
     const Machine &machine_;  // as the next three, must outlive this

@@ -135,6 +135,29 @@ TEST(Simulate, AnUpdateBesideTheNextForwardPassIsNoSlower)
     EXPECT_GT(answer_of(on_nvme(6), small_machine(), options).step_s, beside.step_s);
 }
 
+// The update of a tile takes longer than the transfer of its parameter, which has to follow it:
+// the update sets the pace, and the transfers are exposed only since it is late.
+TEST(Simulate, AParameterWhoseUpdateIsPendingWaitsForTheUpdate)
+{
+    for (const uint32_t ranks : {1u, 4u}) {
+        SCOPED_TRACE(testing::Message() << ranks << " ranks");
+        Options options;
+        options.ranks = ranks;
+        Model model = small_model(6, 2048);
+        model.placement = {Home::kHost, Home::kHost, Home::kHost, Home::kHost};
+        Machine machine = small_machine();
+        machine.achieved_flops_per_s = 500e12;
+        machine.collectives.in_node_bytes_per_s = 1e12;
+        Result<Plan> made = plan(model, machine, options);
+        ASSERT_TRUE(made.ok()) << made.status().sentence();
+        EXPECT_EQ(made.value().limit.substr(0, 6), "update");
+        const Answer &answer = made.value().whole;
+        const auto stall = [&](Cause cause) { return answer.stall_s[static_cast<size_t>(cause)]; };
+        EXPECT_GT(stall(Cause::kUpdate), 0.9 * answer.step_s);
+        EXPECT_LT(stall(Cause::kParameters), 0.01 * answer.step_s);
+    }
+}
+
 // Of one rank nothing is gathered: its parameters come up the links by the lookahead alone.
 TEST(Simulate, ParametersAreBroughtAheadOfTheirUse)
 {

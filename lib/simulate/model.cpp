@@ -11,6 +11,8 @@ namespace {
 constexpr double kForwardFlops = 2;
 constexpr double kBackwardFlops = 2 * kForwardFlops;
 constexpr uint64_t kActivationBytes = 2;  // half precision
+// FlashAttention keeps the logarithm of a softmax's sum for each head and token.
+constexpr double kLogSumBytes = 4;
 
 struct Matrix {
     const char *name;
@@ -75,8 +77,10 @@ std::vector<Layer> transformer_layers(const Transformer &transformer)
 
 uint64_t transformer_working_bytes(const Transformer &transformer)
 {
+    const double of_head =
+        transformer.stores_scores ? 2 * static_cast<double>(transformer.sequence) : kLogSumBytes;
     const double per_token = 16 * static_cast<double>(transformer.hidden) +
-                             2 * static_cast<double>(transformer.heads * transformer.sequence);
+                             static_cast<double>(transformer.heads) * of_head;
     return static_cast<uint64_t>(
         std::llround(transformer.batch_per_gpu * static_cast<double>(transformer.sequence) *
                      static_cast<double>(transformer.blocks_per_checkpoint) * per_token));

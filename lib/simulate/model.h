@@ -43,6 +43,7 @@ struct Transformer {
     uint64_t sequence = 0;
     double batch_per_gpu = 0;  // each GPU's share of the batch of its model-parallel group
     uint64_t blocks_per_checkpoint = 1;
+    bool stores_scores = false;  // of attention: without FlashAttention. The work is the same
 };
 
 struct Model {

@@ -208,9 +208,9 @@ TEST(SimulateFiles, ModelsAreHeldToTheSameRules)
     EXPECT_EQ(model_refusal("\"heads\": 512", "\"heads\": 500"),
               "m.json:6: transformer.hidden is no multiple of the number of heads.");
     EXPECT_EQ(model_refusal("\"states\": \"nvme\"", "\"states\": \"tape\""),
-              "m.json:12: placement.states is 'tape'; it can be auto, device, host or nvme.");
+              "m.json:13: placement.states is 'tape'; it can be auto, device, host or nvme.");
     EXPECT_EQ(model_refusal("\"state_bytes\": 16", "\"state_bytes\": 0"),
-              "m.json:9: optimizer.state_bytes is 0; it can be from 1 to 64.");
+              "m.json:10: optimizer.state_bytes is 0; it can be from 1 to 64.");
     EXPECT_EQ(model_refusal("\"model_parallel\": 4,", "\"model_parallel\": 4, \"layers\": [],"),
               "m.json:1: the file needs a 'transformer' or a list 'layers', one of them.");
     EXPECT_EQ(model_refusal("\"stepwell model\"", "\"stepwell machine\""),
@@ -222,11 +222,11 @@ TEST(SimulateFiles, ModelsAreHeldToTheSameRules)
 TEST(SimulateFiles, WhatIsNoJsonIsToldWithItsLine)
 {
     EXPECT_THAT(model_refusal("\"model_parallel\": 4,", "\"model_parallel\": 4"),
-                StartsWith("m.json:8: is no JSON: "));
+                StartsWith("m.json:9: is no JSON: "));
     EXPECT_THAT(model_refusal("\"model_parallel\": 4,", "\"model_parallel\": ,"),
-                StartsWith("m.json:7: is no JSON: "));
+                StartsWith("m.json:8: is no JSON: "));
     EXPECT_EQ(model_refusal("\"model_parallel\": 4", "\"model_parallel\": 1e400"),
-              "m.json:7: is no JSON: number overflow parsing '1e400'.");
+              "m.json:8: is no JSON: number overflow parsing '1e400'.");
     EXPECT_EQ(refusal([] { parse_located("[]", "m.json"); }),
               "m.json:1: is a list, not an object of keys.");
     EXPECT_EQ(refusal([] { read_located("/nowhere/at/all.json"); }),
@@ -246,6 +246,13 @@ TEST(SimulateFiles, ALayerListSharesItsWorkByParameters)
     EXPECT_NEAR(model.layers[1].parts[0].forward_flops + model.layers[1].parts[1].forward_flops,
                 1.7e12, 1);
     EXPECT_EQ(model.working_bytes, 800'000'000u);
+}
+
+TEST(SimulateFiles, OnlyTheModelsOfThePaperStoreScores)
+{
+    EXPECT_TRUE(read_model(TEST_DATA "/models/paper-20t.json").transformer.stores_scores);
+    EXPECT_TRUE(read_model(TEST_DATA "/models/paper-8b-2.json").transformer.stores_scores);
+    EXPECT_FALSE(read_model(TEST_DATA "/models/gpt-175b.json").transformer.stores_scores);
 }
 
 TEST(SimulateFiles, WhatWouldOverflowIsRefused)

@@ -37,6 +37,7 @@ void read_transformer(Keys keys, Model *model)
     transformer.sequence = keys.whole("sequence", 1, kSequenceMax);
     transformer.batch_per_gpu = keys.number("batch_per_gpu", 1e-6, kBatchMax);
     transformer.blocks_per_checkpoint = keys.whole_or("blocks_per_checkpoint", 1, kLayersMax, 1);
+    transformer.stores_scores = !keys.boolean_or("flash_attention", true);
     if (transformer.hidden % transformer.heads != 0)
         keys.refuse("hidden", "is no multiple of the number of heads");
     if (transformer.blocks_per_checkpoint > transformer.layers)
@@ -44,6 +45,7 @@ void read_transformer(Keys keys, Model *model)
     const double hidden = static_cast<double>(transformer.hidden);
     if (12 * static_cast<double>(transformer.layers) * hidden * hidden > kParametersMax)
         keys.refuse("hidden", "makes more than 1e16 parameters");
+    // More than any of its activations, with or without scores.
     const double tokens = transformer.batch_per_gpu * static_cast<double>(transformer.sequence);
     const double wide = 16 * hidden + 2 * static_cast<double>(transformer.heads) *
                                           static_cast<double>(transformer.sequence);

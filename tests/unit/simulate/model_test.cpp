@@ -19,13 +19,25 @@ Model model_of(const Transformer &transformer)
 
 TEST(SimulatedModel, ATransformerHasTheParametersAndTheWorkOfThePaper)
 {
-    const Model model = model_of({80, 10240, 128, 1024, 4, 1});
+    const Model model = model_of({80, 10240, 128, 1024, 4, 1, true});
     const paper::Shape shape{80, 10240, 128, 4, 1024, 1};
     EXPECT_EQ(static_cast<double>(model.parameters()), paper::parameters(shape));
     EXPECT_EQ(model.step_flops(), paper::step_flops(shape));
     EXPECT_EQ(static_cast<double>(model.working_bytes), paper::activation_working_bytes(shape));
     EXPECT_EQ(static_cast<double>(80 * model.layers.front().checkpoint_bytes),
               paper::checkpoint_bytes(shape));
+}
+
+TEST(SimulatedModel, ScoresOfAttentionAreNotStoredUnlessAsked)
+{
+    const Transformer llama{32, 4096, 32, 131072, 1, 1};
+    const Model flash = model_of(llama);
+    EXPECT_EQ(flash.working_bytes, uint64_t{131072} * (16 * 4096 + 4 * 32));
+    Transformer stores = llama;
+    stores.stores_scores = true;
+    const Model scores = model_of(stores);
+    EXPECT_EQ(scores.working_bytes, uint64_t{131072} * (16 * 4096 + uint64_t{64} * 131072));
+    EXPECT_EQ(scores.step_flops(), flash.step_flops());
 }
 
 TEST(SimulatedModel, BlocksBetweenCheckpointsShareOne)

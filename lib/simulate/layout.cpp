@@ -33,7 +33,7 @@ public:
         layout_.ranks = ranks;
         layout_.gather_ranks = std::max(1u, ranks / model.model_parallel);
         layout_.budgets = budgets;
-        layout_.working_bytes = model.working_bytes;
+        layout_.working_bytes = model.activation_bytes();
     }
 
     Result<Layout> build(uint64_t blocks_max)
@@ -142,7 +142,8 @@ void Builder::measure_tiles()
                 names_.push_back(layer.name + "." + std::to_string(layout_.layers) + "." +
                                  part.name);
             }
-            checkpoint_bytes_.push_back(layer.checkpoint_bytes);
+            // Without recomputation it is one of the activations.
+            checkpoint_bytes_.push_back(model_.recomputes ? layer.checkpoint_bytes : 0);
             ++layout_.layers;
         }
     }
@@ -172,21 +173,23 @@ Status Builder::reserve_device()
         update = std::max(update, shards + in_blocks(shard_parameters_[i] * model_.state_bytes));
     }
     if (!gathers()) whole = gradient = 0;
-    const uint64_t checkpoint =
-        in_blocks(*std::max_element(checkpoint_bytes_.begin(), checkpoint_bytes_.end()));
+    const uint64_t kept = *std::max_element(checkpoint_bytes_.begin(), checkpoint_bytes_.end());
+    const uint64_t checkpoint = kept == 0 ? 0 : in_blocks(kept);
     const uint64_t a_tile = whole + gradient + shard;
-    const uint64_t needed = in_blocks(model_.working_bytes) + 2 * checkpoint + 2 * a_tile;
+    const uint64_t needed = in_blocks(layout_.working_bytes) + 2 * checkpoint + 2 * a_tile;
     if (needed > budget(kDevicePlace)) {
         const uint64_t lacks = needed - whole_budget(kDevicePlace);
         return Status::error(
             STW_ERROR_BUDGET,
             "the backward pass of '%s' does not fit into device memory by %llu bytes (%s): it "
-            "needs %s, for activations %s, two checkpoints of %s, and two tiles of %s with their "
+            "needs %s, for activations %s%s, two checkpoints of %s, and two tiles of %s with their "
             "gradients; a GPU has %s",
             names_[largest].c_str(), static_cast<unsigned long long>(lacks),
             bytes_text(lacks).c_str(), bytes_text(needed).c_str(),
-            bytes_text(model_.working_bytes).c_str(), bytes_text(checkpoint).c_str(),
-            bytes_text(a_tile).c_str(), bytes_text(whole_budget(kDevicePlace)).c_str());
+            bytes_text(layout_.working_bytes).c_str(),
+            model_.recomputes ? "" : " (of all layers, as the model does not recompute them)",
+            bytes_text(checkpoint).c_str(), bytes_text(a_tile).c_str(),
+            bytes_text(whole_budget(kDevicePlace)).c_str());
     }
     update_bytes_ = update;
     layout_.host_window_bytes = host_window(budget(kHostPlace));

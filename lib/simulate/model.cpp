@@ -11,14 +11,27 @@ namespace {
 constexpr double kForwardFlops = 2;
 constexpr double kBackwardFlops = 2 * kForwardFlops;
 constexpr uint64_t kActivationBytes = 2;  // half precision
-// FlashAttention keeps the logarithm of a softmax's sum for each head and token.
-constexpr double kLogSumBytes = 4;
 
 struct Matrix {
     const char *name;
     uint64_t tiles;
 };
 constexpr Matrix kMatrices[] = {{"attention_in", 3}, {"attention_out", 1}, {"up", 4}, {"down", 4}};
+
+double tokens_of(const Transformer &transformer)
+{
+    return transformer.batch_per_gpu * static_cast<double>(transformer.sequence);
+}
+
+// Of a block, for each token: 16 of the hidden size, and for each head two scores for each token of
+// the sequence. FlashAttention keeps a logarithm in single precision for each head instead.
+double activation_elements(const Transformer &transformer)
+{
+    const double of_head =
+        transformer.stores_scores ? 2 * static_cast<double>(transformer.sequence) : 2;
+    return 16 * static_cast<double>(transformer.hidden) +
+           static_cast<double>(transformer.heads) * of_head;
+}
 
 }  // namespace
 
@@ -37,6 +50,14 @@ uint64_t Model::layer_count() const
     return sum;
 }
 
+uint64_t Model::activation_bytes() const
+{
+    uint64_t sum = working_bytes;
+    if (recomputes) return sum;
+    for (const Layer &layer : layers) sum += layer.count * layer.activation_bytes;
+    return sum;
+}
+
 double Model::step_flops() const
 {
     double forward = 0;
@@ -49,7 +70,7 @@ double Model::step_flops() const
 std::vector<Layer> transformer_layers(const Transformer &transformer)
 {
     const uint64_t tile = transformer.hidden * transformer.hidden;
-    const double tokens = transformer.batch_per_gpu * static_cast<double>(transformer.sequence);
+    const double tokens = tokens_of(transformer);
     const double flops = kForwardFlops * static_cast<double>(tile) * tokens;
     Layer layer;
     layer.name = "layer";
@@ -62,9 +83,12 @@ std::vector<Layer> transformer_layers(const Transformer &transformer)
         static_cast<uint64_t>(std::llround(tokens * static_cast<double>(transformer.hidden)));
     // The blocks between two checkpoints are one layer here, with one input kept for all of them.
     const uint64_t every = std::max<uint64_t>(transformer.blocks_per_checkpoint, 1);
-    const auto group_of = [&layer](uint64_t blocks, uint64_t count) {
+    const auto group_of = [&](uint64_t blocks, uint64_t count) {
         Layer group = layer;
         group.count = count;
+        group.activation_bytes =
+            kActivationBytes * blocks *
+            static_cast<uint64_t>(std::llround(tokens * activation_elements(transformer)));
         for (uint64_t block = 1; block < blocks; ++block)
             group.parts.insert(group.parts.end(), layer.parts.begin(), layer.parts.end());
         return group;
@@ -77,13 +101,9 @@ std::vector<Layer> transformer_layers(const Transformer &transformer)
 
 uint64_t transformer_working_bytes(const Transformer &transformer)
 {
-    const double of_head =
-        transformer.stores_scores ? 2 * static_cast<double>(transformer.sequence) : kLogSumBytes;
-    const double per_token = 16 * static_cast<double>(transformer.hidden) +
-                             static_cast<double>(transformer.heads) * of_head;
-    return static_cast<uint64_t>(
-        std::llround(transformer.batch_per_gpu * static_cast<double>(transformer.sequence) *
-                     static_cast<double>(transformer.blocks_per_checkpoint) * per_token));
+    return static_cast<uint64_t>(std::llround(
+        tokens_of(transformer) * static_cast<double>(transformer.blocks_per_checkpoint) *
+        activation_elements(transformer)));
 }
 
 Result<Model> scaled(const Model &model, double parameters)

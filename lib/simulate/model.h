@@ -24,6 +24,7 @@ struct Layer {
     uint64_t count = 1;  // of consecutive equal layers
     std::vector<Part> parts;
     uint64_t checkpoint_bytes = 0;  // its input, kept for the backward pass; 0: none
+    uint64_t activation_bytes = 0;  // kept instead if the model does not recompute them
 };
 
 // Where tensors rest between uses.
@@ -61,6 +62,8 @@ struct Model {
 
     [[nodiscard]] uint64_t parameters() const;
     [[nodiscard]] uint64_t layer_count() const;
+    // Of the device: between two checkpoints, and of all layers if they are not recomputed.
+    [[nodiscard]] uint64_t activation_bytes() const;
     [[nodiscard]] double step_flops() const;  // forward, backward and recomputation
 };
 

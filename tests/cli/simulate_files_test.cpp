@@ -246,6 +246,9 @@ TEST(SimulateFiles, ALayerListSharesItsWorkByParameters)
     EXPECT_NEAR(model.layers[1].parts[0].forward_flops + model.layers[1].parts[1].forward_flops,
                 1.7e12, 1);
     EXPECT_EQ(model.working_bytes, 800'000'000u);
+    EXPECT_EQ(model.layers[0].activation_bytes, 100'000'000u);
+    EXPECT_EQ(model.layers[1].activation_bytes, 800'000'000u)
+        << "as much as is computed in at once";
 }
 
 TEST(SimulateFiles, OnlyTheModelsOfThePaperStoreScores)

@@ -58,13 +58,15 @@ void read_transformer(Keys keys, Model *model)
     model->working_bytes = simulate::transformer_working_bytes(transformer);
 }
 
-Layer read_layer(Keys &keys, uint64_t parameter_bytes)
+Layer read_layer(Keys &keys, const Model &model)
 {
     Layer layer;
     layer.name = keys.word("name");
     layer.count = keys.whole_or("count", 1, kLayersMax, 1);
     layer.checkpoint_bytes =
         rounded(keys.quantity_or("checkpoint", Unit::kBytes, 0, kTensorBytesMax, 0));
+    layer.activation_bytes = rounded(keys.quantity_or(
+        "activations", Unit::kBytes, 0, kTensorBytesMax, static_cast<double>(model.working_bytes)));
     const double flops = keys.quantity("forward", Unit::kFlops, 1, kLayerFlopsMax);
     double all = 0;
     for (Keys &tensor : keys.objects("tensors")) {
@@ -75,7 +77,7 @@ Layer read_layer(Keys &keys, uint64_t parameter_bytes)
                 rounded(tensor.quantity("parameters", Unit::kCount, 1, kParametersMax));
         else
             part.parameters = rounded(tensor.quantity("size", Unit::kBytes, 1, kTensorBytesMax)) /
-                              parameter_bytes;
+                              model.parameter_bytes;
         if (part.parameters == 0) tensor.refuse("size", "is less than one parameter");
         tensor.source();
         tensor.done();
@@ -136,7 +138,7 @@ Model parse_model(const Located &root, const std::string &file)
         double parameters = 0;
         uint64_t tiles = 0;
         for (Keys &layer : keys.objects("layers")) {
-            model.layers.push_back(read_layer(layer, model.parameter_bytes));
+            model.layers.push_back(read_layer(layer, model));
             const Layer &read = model.layers.back();
             tiles += read.count * read.parts.size();
             for (const simulate::Part &part : read.parts)

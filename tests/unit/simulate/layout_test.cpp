@@ -67,6 +67,29 @@ TEST(SimulatedLayout, WhatCannotBeIsToldWithTensorMomentAndBytes)
     EXPECT_FALSE(laid_out(model, budgets_of(small_machine()), 9).ok());
 }
 
+TEST(SimulatedLayout, WithoutRecomputationItNeedsTheActivationsOfAllLayersOnTheDevice)
+{
+    Model model = small_model(8, 2048);
+    model.placement.states = Home::kHost;
+    const Result<Layout> with = laid_out(model, budgets_of(small_machine()));
+    ASSERT_TRUE(with.ok());
+    model.recomputes = false;
+    const Result<Layout> without = laid_out(model, budgets_of(small_machine()));
+    ASSERT_TRUE(without.ok());
+    const uint64_t kept = 8 * model.layers[0].activation_bytes;
+    EXPECT_EQ(without.value().working_bytes, with.value().working_bytes + kept);
+    for (const TensorId checkpoint : without.value().checkpoints)
+        EXPECT_EQ(checkpoint, residency::kNone) << "it is one of the activations";
+    Budgets budgets = budgets_of(small_machine());
+    budgets.device_bytes = kept;
+    Result<Layout> refused = laid_out(model, budgets);
+    ASSERT_FALSE(refused.ok());
+    EXPECT_THAT(refused.status().sentence(),
+                HasSubstr("(of all layers, as the model does not recompute them)"));
+    model.recomputes = true;
+    EXPECT_TRUE(laid_out(model, budgets).ok());
+}
+
 uint64_t told_bytes(const std::string &sentence)
 {
     const size_t at = sentence.find(" by ");

@@ -32,12 +32,24 @@ TEST(SimulatedModel, ScoresOfAttentionAreNotStoredUnlessAsked)
 {
     const Transformer llama{32, 4096, 32, 131072, 1, 1};
     const Model flash = model_of(llama);
-    EXPECT_EQ(flash.working_bytes, uint64_t{131072} * (16 * 4096 + 4 * 32));
+    EXPECT_EQ(flash.working_bytes, uint64_t{131072} * (16 * 4096 + 2 * 32));
     Transformer stores = llama;
     stores.stores_scores = true;
     const Model scores = model_of(stores);
     EXPECT_EQ(scores.working_bytes, uint64_t{131072} * (16 * 4096 + uint64_t{64} * 131072));
     EXPECT_EQ(scores.step_flops(), flash.step_flops());
+}
+
+TEST(SimulatedModel, WithoutRecomputationTheActivationsOfAllLayersAreKept)
+{
+    for (const uint64_t every : {1, 2, 3}) {
+        Model model = model_of({80, 10240, 128, 1024, 4, every, true});
+        EXPECT_EQ(model.activation_bytes(), model.working_bytes);
+        model.recomputes = false;
+        const paper::Shape shape{80, 10240, 128, 4, 1024, every};
+        EXPECT_EQ(static_cast<double>(model.activation_bytes() - model.working_bytes),
+                  paper::activation_bytes(shape));
+    }
 }
 
 TEST(SimulatedModel, BlocksBetweenCheckpointsShareOne)

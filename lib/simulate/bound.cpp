@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bound of a step in steady state, whatever is kept where: what does not fit into all nearer
-// tiers together is read from its own at least once, and written back there if it changes; one sum
-// of gradients and one gather cannot be left out; parameters enter the device at least once.
+// The bound of a step in steady state: for each resource the bytes that it must carry, by what is
+// alive at two moments of a step and has no room nearer. When the forward pass ends, all updates
+// have: states, parameters and checkpoints are needed again. When the backward pass ends, states
+// and gradients are, since no update begins before the last gradient.
 #include "lib/simulate/simulate.h"
 
 #include <algorithm>
@@ -9,70 +10,120 @@
 namespace stepwell::simulate {
 namespace {
 
-struct Needed {
-    double bytes[kRoutes] = {};  // of one rank
-};
-
 double over(uint64_t bytes, uint64_t room)
 {
     return static_cast<double>(bytes - std::min(bytes, room));
 }
 
-Needed needed(const Layout &layout)
+// Of one rank; `near` are those that may not go to nvme.
+struct Alive {
+    uint64_t bytes = 0;
+    uint64_t near = 0;
+};
+
+struct Tensors {
+    Alive parameters, gradients, states, checkpoints;
+};
+
+Tensors tensors_of(const Layout &layout)
 {
-    uint64_t parameters = 0;
-    uint64_t checkpoints = 0;
-    uint64_t durable = 0;  // written in every step, and read in the next
-    uint64_t at_host = 0;  // gradients that are updated there
+    Tensors all;
+    const auto add = [&layout](TensorId tensor, Alive *alive) {
+        if (tensor == residency::kNone) return;
+        const residency::TensorSpec &spec = layout.specs[tensor];
+        alive->bytes += spec.bytes;
+        if (spec.policy.home != kNvmePlace) alive->near += spec.bytes;
+    };
     for (const Tile &tile : layout.tiles) {
-        parameters += layout.specs[tile.parameter].bytes;
-        durable += layout.specs[tile.parameter].bytes + layout.specs[tile.state].bytes;
-        if (tile.update_at == kHostPlace) at_host += layout.specs[tile.gradient].bytes;
+        add(tile.parameter, &all.parameters);
+        add(tile.gradient, &all.gradients);
+        add(tile.state, &all.states);
     }
-    for (const TensorId kept : layout.checkpoints)
-        if (kept != residency::kNone) checkpoints += layout.specs[kept].bytes;
-    const Budgets &budgets = layout.budgets;
-    const uint64_t device = budgets.device_bytes;
-    Needed needed;
-    const double far = over(durable, device + budgets.host_bytes);
-    needed.bytes[static_cast<size_t>(Route::kNvmeToHost)] = far;
-    needed.bytes[static_cast<size_t>(Route::kHostToNvme)] = far;
-    const double in = std::max(over(parameters, device), over(checkpoints, device));
-    needed.bytes[static_cast<size_t>(Route::kHostToDevice)] = in;
-    needed.bytes[static_cast<size_t>(Route::kDeviceToHost)] =
-        over(checkpoints, device) + static_cast<double>(at_host);
-    return needed;
+    for (const TensorId kept : layout.checkpoints) add(kept, &all.checkpoints);
+    return all;
+}
+
+// Each way. A state or gradient on nvme at the end of the backward pass was written there since it
+// changed, and is read by its update; a parameter or checkpoint at the end of the forward pass was
+// written as well, and is read by the backward pass.
+double nvme_bytes(const Tensors &all, uint64_t room)
+{
+    const uint64_t used = all.parameters.bytes + all.checkpoints.bytes;
+    const uint64_t updated = all.states.bytes + all.gradients.bytes;
+    return std::max(over(all.states.bytes + used, room),
+                    over(updated + all.parameters.near, room) + over(used + all.states.near, room));
+}
+
+void count_bytes(const Layout &layout, Bound *bound)
+{
+    const auto bytes_of = [bound](Route route) -> double & {
+        return bound->bytes[static_cast<size_t>(route)];
+    };
+    const Tensors all = tensors_of(layout);
+    const uint64_t gathered = layout.gather_ranks > 1 ? layout.whole_bytes : 0;
+    const uint64_t device = layout.budgets.device_bytes - layout.working_bytes - gathered;
+    const double far = nvme_bytes(all, device + layout.budgets.host_bytes);
+    bytes_of(Route::kNvmeToHost) = bytes_of(Route::kHostToNvme) = far;
+    const uint64_t used = all.parameters.bytes + all.checkpoints.bytes;
+    if (layout.tiles.front().update_at == kDevicePlace) {
+        const double out = std::max(over(all.states.bytes + used, device),
+                                    over(all.states.bytes + all.gradients.bytes, device));
+        bytes_of(Route::kHostToDevice) = bytes_of(Route::kDeviceToHost) = out;
+        return;
+    }
+    // Parameters come from their update, and what the device does not keep for the backward pass
+    // comes once more; of a gathered tensor that is still there no slice is needed.
+    bytes_of(Route::kHostToDevice) = static_cast<double>(all.parameters.bytes) +
+                                     over(used, device + gathered / layout.gather_ranks);
+    bytes_of(Route::kDeviceToHost) =
+        static_cast<double>(all.gradients.bytes) + over(all.checkpoints.bytes, device);
+}
+
+// Gathers for the forward pass, and for the backward pass what is not kept; and sums.
+double collective_seconds(const Layout &layout, const Model &model, const Machine &machine)
+{
+    if (layout.gather_ranks == 1) return 0;
+    const auto takes = [&](uint64_t bytes) {
+        return collective_ns(machine, layout, model.model_parallel, bytes);
+    };
+    uint64_t ns = 0;
+    uint64_t whole_bytes = 0;
+    for (const Tile &tile : layout.tiles) {
+        ns += takes(tile.whole_bytes) + takes(tile.gradient_whole_bytes);
+        whole_bytes += tile.whole_bytes;
+    }
+    const uint64_t again = whole_bytes - std::min(whole_bytes, layout.whole_bytes);
+    return static_cast<double>(again == 0 ? ns : ns + takes(again)) / kNsPerSecond;
 }
 
 }  // namespace
 
 Bound bound_of(const Layout &layout, const Model &model, const Machine &machine)
 {
-    Bound bound{model.step_flops() / machine.achieved_flops_per_s, "computation"};
+    Bound bound;
+    bound.seconds = model.step_flops() / machine.achieved_flops_per_s;
+    bound.what = "computation";
+    count_bytes(layout, &bound);
     const auto consider = [&bound](double seconds, const std::string &what) {
-        if (seconds > bound.seconds) bound = {seconds, what};
+        if (seconds <= bound.seconds) return;
+        bound.seconds = seconds;
+        bound.what = what;
     };
-    const Needed bytes = needed(layout);
     const uint32_t in_node = std::min(layout.ranks, machine.gpus_per_node);
     for (const Link &link : machine.links) {
         double all = 0;
         for (uint32_t route = 0; route < kRoutes; ++route)
-            if ((link.routes >> route & 1) != 0) all += bytes.bytes[route];
+            if ((link.routes >> route & 1) != 0) all += bound.bytes[route];
         const uint32_t sharers = std::min(machine.sharers(link.per), in_node);
         consider(all * sharers / (link.bytes_per_s * link.stripes), link.name);
     }
-    double collectives = 0;
+    consider(collective_seconds(layout, model, machine), "collectives");
     double updates = 0;
-    for (const Tile &tile : layout.tiles) {
-        if (layout.gather_ranks > 1)
-            collectives +=
-                static_cast<double>(collective_ns(machine, layout, model.model_parallel,
-                                                  tile.whole_bytes + tile.gradient_whole_bytes)) /
-                1e9;
-        if (tile.update_at == kHostPlace) updates += static_cast<double>(tile.update_bytes);
-    }
-    consider(collectives, "collectives");
-    consider(updates * in_node / machine.host_bytes_per_s, "update");
+    for (const Tile &tile : layout.tiles) updates += static_cast<double>(tile.update_bytes);
+    const bool on_device = layout.tiles.front().update_at == kDevicePlace;
+    consider(on_device ? updates / machine.device_bytes_per_s
+                       : updates * in_node / machine.host_bytes_per_s,
+             "update");
     return bound;
 }
 

@@ -6,11 +6,12 @@
 
 namespace stepwell::simulate {
 
-// What no schedule can beat: the work, and the bytes that must cross a link whatever is kept
-// where.
+// What no schedule can beat: the work, and the bytes that must cross a link or be updated whatever
+// is kept where.
 struct Bound {
     double seconds = 0;
-    std::string what;  // "computation", the name of a link, "collectives", "update"
+    std::string what;            // "computation", the name of a link, "collectives", "update"
+    double bytes[kRoutes] = {};  // of one rank
 };
 
 struct Options {

@@ -80,6 +80,33 @@ TEST(Simulate, TheStepIsWorkAndStallAndNeverBelowTheBound)
     }
 }
 
+TEST(Simulate, TheBoundCountsAllBytesThatMustMove)
+{
+    Machine machine = small_machine();
+    machine.nodes = machine.gpus_per_node = machine.gpus_per_switch = machine.gpus_per_socket = 1;
+    machine.device_bytes = 1 << 30;
+    machine.host_bytes = 1 << 30;
+    machine.achieved_flops_per_s = 500e12;
+    Model model = small_model(6, 2048);
+    model.placement = {Home::kHost, Home::kNvme, Home::kNvme, Home::kDevice};
+    const Answer answer = answer_of(model, machine, {});
+    const auto bytes = [&answer](Route route) {
+        return answer.bound.bytes[static_cast<size_t>(route)];
+    };
+    const uint64_t parameters = 2 * model.parameters();
+    const uint64_t device = machine.device_bytes - model.working_bytes;
+    EXPECT_GT(device, parameters + 6 * model.layers[0].checkpoint_bytes);
+    EXPECT_EQ(bytes(Route::kHostToDevice), static_cast<double>(parameters));
+    EXPECT_EQ(bytes(Route::kDeviceToHost), static_cast<double>(parameters)) << "of gradients";
+    // Gradients, of two bytes as well, states and parameters at the end of the backward pass.
+    const uint64_t far = 16 * model.parameters() - device - machine.host_bytes;
+    EXPECT_EQ(bytes(Route::kNvmeToHost), static_cast<double>(far));
+    EXPECT_EQ(bytes(Route::kHostToNvme), static_cast<double>(far));
+    EXPECT_EQ(answer.bound.what, "nvme");
+    EXPECT_EQ(answer.bound.seconds, 2 * static_cast<double>(far) / 4e9) << "it reads or writes";
+    EXPECT_GE(answer.step_s, answer.bound.seconds);
+}
+
 // Layers of one matrix each, of which each is a whole to gather.
 Model matrices(uint64_t count)
 {
@@ -321,6 +348,13 @@ TEST(Simulate, AnyMachineAndModelEndOrAreRefusedAndFoldedIsUnfolded)
         ++answered;
         const Answer &answer = folded.value();
         EXPECT_GE(answer.step_s, answer.bound.seconds * (1 - 1e-9)) << answer.bound.what;
+        for (size_t i = 0; i < answer.links.size(); ++i) {
+            double least = 0;
+            for (uint32_t route = 0; route < kRoutes; ++route)
+                if ((drawn.machine.links[i].routes >> route & 1) != 0)
+                    least += answer.bound.bytes[route];
+            EXPECT_GE(answer.links[i].bytes, least - 1) << answer.links[i].name;
+        }
         for (const Instant step : all.value().rank_step_ns)
             ASSERT_EQ(step, answer.rank_step_ns.at(0));
     }

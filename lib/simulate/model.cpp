@@ -58,13 +58,19 @@ uint64_t Model::activation_bytes() const
     return sum;
 }
 
-double Model::step_flops() const
+double Model::useful_flops() const
 {
     double forward = 0;
     for (const Layer &layer : layers)
         for (const Part &part : layer.parts)
             forward += static_cast<double>(layer.count) * part.forward_flops;
-    return forward * (1 + kBackwardFlops / kForwardFlops + (recomputes ? 1 : 0));
+    return forward * (1 + kBackwardFlops / kForwardFlops);
+}
+
+double Model::step_flops() const
+{
+    constexpr double kPasses = 1 + kBackwardFlops / kForwardFlops;
+    return recomputes ? useful_flops() * (kPasses + 1) / kPasses : useful_flops();
 }
 
 std::vector<Layer> transformer_layers(const Transformer &transformer)

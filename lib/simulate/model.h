@@ -64,7 +64,8 @@ struct Model {
     [[nodiscard]] uint64_t layer_count() const;
     // Of the device: between two checkpoints, and of all layers if they are not recomputed.
     [[nodiscard]] uint64_t activation_bytes() const;
-    [[nodiscard]] double step_flops() const;  // forward, backward and recomputation
+    [[nodiscard]] double step_flops() const;    // forward, backward and recomputation
+    [[nodiscard]] double useful_flops() const;  // without recomputation
 };
 
 // A layer has twelve tiles of hidden x hidden: four of attention, eight of the feed-forward part.

@@ -25,12 +25,25 @@ void add_links(const World &world, const Machine &machine, uint32_t ranks, Answe
     }
 }
 
+// What is counted as FLOP of a step.
+std::string convention_of(const Model &model)
+{
+    if (!model.is_transformer)
+        return model.recomputes ? "4 times the forward pass, 1 of them recomputed"
+                                : "3 times the forward pass";
+    return model.recomputes ? "8 a parameter and token, 2 of them recomputed; attention's scores "
+                              "are not counted"
+                            : "6 a parameter and token; attention's scores are not counted";
+}
+
 void add_times(const World &world, const Model &model, const Options &options, Answer *answer)
 {
     const RankResult &rank = world.result(0);
     answer->step_s = static_cast<double>(rank.step_ns) / kNsPerSecond;
     answer->gathers = rank.gathers;
     answer->flops_per_gpu = model.step_flops() / answer->step_s;
+    answer->useful_flops_per_gpu = model.useful_flops() / answer->step_s;
+    answer->flop_convention = convention_of(model);
     for (uint32_t cause = 0; cause < kCauses; ++cause)
         answer->stall_s[cause] = static_cast<double>(rank.stall_ns[cause]) / kNsPerSecond;
     for (PlaceId place = 0; place < kSimulatedPlaces; ++place)

@@ -37,7 +37,9 @@ struct Answer {
     uint64_t parameters_max = 0;  // of this shape, with more layers
     double step_s = 0;
     double compute_s = 0;
-    double flops_per_gpu = 0;  // per second
+    double flops_per_gpu = 0;         // per second, with recomputation
+    double useful_flops_per_gpu = 0;  // without
+    std::string flop_convention;
     std::array<double, kCauses> stall_s = {};
     Bound bound;
     std::vector<LinkLoad> links;

@@ -528,12 +528,19 @@ TEST(StepwellSimulate, FromTwoFilesToAnAnswer)
     const Outcome text = run({"simulate", kModel, kMachine});
     EXPECT_EQ(text.status, 0) << text.err;
     EXPECT_THAT(text.out, HasSubstr("13B on workstation with one RTX 4090, 1 rank\n"));
+    EXPECT_THAT(text.out,
+                HasSubstr("\n  flop          8 a parameter and token, 2 of them recomputed; "
+                          "attention's scores are not counted; without recomputation "));
     const Outcome outcome = run({"simulate", "--json", kModel, kMachine});
     ASSERT_EQ(outcome.status, 0) << outcome.err;
     const json answer = json::parse(outcome.out)["points"][0]["answer"];
     EXPECT_EQ(answer["parameters"], 12'582'912'000u);
     EXPECT_GT(answer["parameters_max"], answer["parameters"]);
     EXPECT_GE(answer["step_s"], answer["bound"]["seconds"]);
+    EXPECT_DOUBLE_EQ(double{answer["flop_per_s_per_gpu"]} * double{answer["step_s"]},
+                     8.0 * 12'582'912'000 * 8 * 2048);
+    EXPECT_DOUBLE_EQ(double{answer["flop_per_s_per_gpu_without_recomputation"]} * 8,
+                     double{answer["flop_per_s_per_gpu"]} * 6);
     double step = answer["compute_s"];
     for (const auto &[cause, seconds] : answer["stall"].items()) step += double{seconds};
     EXPECT_NEAR(step, double{answer["step_s"]}, 0.01 * step);

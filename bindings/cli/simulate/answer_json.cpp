@@ -38,6 +38,8 @@ Json answer_json(const Answer &answer)
             {"step_s", answer.step_s},
             {"compute_s", answer.compute_s},
             {"flop_per_s_per_gpu", answer.flops_per_gpu},
+            {"flop_per_s_per_gpu_without_recomputation", answer.useful_flops_per_gpu},
+            {"flop", answer.flop_convention},
             {"stall", stall},
             {"bound", {{"seconds", answer.bound.seconds}, {"by", answer.bound.what}}},
             {"links", links},

@@ -57,7 +57,11 @@ std::string times_text(const Answer &answer)
                   "in all\n",
                   seconds_text(answer.step_s).c_str(), seconds_text(answer.compute_s).c_str(),
                   answer.flops_per_gpu / 1e12, answer.flops_per_gpu * answer.ranks / 1e15);
-    text += "  stall         " + stalls_text(answer) + "\n";
+    text += "  flop          " + answer.flop_convention;
+    if (answer.useful_flops_per_gpu < answer.flops_per_gpu)
+        text += formatted("; without recomputation %.3g TFLOPS a GPU",
+                          answer.useful_flops_per_gpu / 1e12);
+    text += "\n  stall         " + stalls_text(answer) + "\n";
     text +=
         formatted("  bound         %s, by %s; the step reaches %.0f %% of it\n",
                   seconds_text(answer.bound.seconds).c_str(), printable(answer.bound.what).c_str(),

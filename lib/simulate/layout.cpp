@@ -26,6 +26,29 @@ uint64_t divided(uint64_t bytes, uint64_t by)
     return std::max<uint64_t>((bytes + by - 1) / by, 1);
 }
 
+// Spreads what has room at a place evenly over tensors that do not all fit there. In one run at
+// the end, the drives would rest while the others are updated.
+class Spread {
+public:
+    Spread(uint64_t room, uint64_t bytes) : room_(room), bytes_(bytes) {}
+    // Whether the next tensor is among those there.
+    bool take(uint64_t bytes)
+    {
+        seen_ += bytes;
+        const double share = static_cast<double>(seen_) / static_cast<double>(bytes_);
+        const bool near = room_ >= bytes_ ||
+                          static_cast<double>(taken_ + bytes) <= static_cast<double>(room_) * share;
+        if (near) taken_ += bytes;
+        return near;
+    }
+
+private:
+    uint64_t room_;
+    uint64_t bytes_;
+    uint64_t seen_ = 0;
+    uint64_t taken_ = 0;
+};
+
 class Builder {
 public:
     Builder(const Model &model, uint32_t ranks, const Budgets &budgets) : model_(model)
@@ -309,9 +332,16 @@ bool Builder::updates_on_device() const
 
 Status Builder::place_tiles(const Role &role, uint64_t a_parameter, TensorId Tile::*member)
 {
+    const bool spreads = role.home == Home::kAuto && role.nearest == kHostPlace;
+    uint64_t all = 0;
+    for (const uint64_t parameters : shard_parameters_) all += in_blocks(parameters * a_parameter);
+    Spread spread(room_at(kHostPlace, true), all);
     for (uint32_t i = 0; i < layout_.tiles.size(); ++i) {
         const uint64_t bytes = shard_parameters_[i] * a_parameter;
-        Result<TensorId> made = add(role, name_of(role.name, i), bytes, false);
+        Role at = role;
+        const bool far = spreads && !spread.take(in_blocks(bytes));
+        if (far && room_at(kNvmePlace, true) >= in_blocks(bytes)) at.nearest = kNvmePlace;
+        Result<TensorId> made = add(at, name_of(role.name, i), bytes, false);
         if (!made.ok()) return std::move(made.status());
         layout_.tiles[i].*member = made.value();
         if (member != &Tile::gradient) layout_.filled.push_back(made.value());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/unit/simulate/machines.h"
 
+#include <algorithm>
 #include <map>
 #include <random>
 
@@ -46,6 +47,37 @@ TEST(SimulatedLayout, WhatIsPlacedByItselfGoesAsNearAsItFits)
     const Result<Layout> least = laid_out(model, budgets);
     ASSERT_TRUE(least.ok());
     EXPECT_GT(least.value().rest_bytes[kNvmePlace], 0u);
+}
+
+TEST(SimulatedLayout, TheHomesOfOneRoleAreSpreadOverTheLayers)
+{
+    const Model model = small_model(8, 2048);
+    Budgets budgets = budgets_of(small_machine());
+    budgets.device_bytes = 600 << 20;
+    for (const uint64_t host : {300u << 20, 420u << 20, 640u << 20}) {
+        budgets.host_bytes = host;
+        const Result<Layout> made = laid_out(model, budgets);
+        ASSERT_TRUE(made.ok());
+        const Layout &layout = made.value();
+        const auto is_near = [&layout](const Tile &tile) {
+            return layout.specs[tile.state].policy.home == kHostPlace;
+        };
+        const auto count = [&](size_t begin, size_t end) {
+            return std::count_if(layout.tiles.begin() + static_cast<ptrdiff_t>(begin),
+                                 layout.tiles.begin() + static_cast<ptrdiff_t>(end), is_near);
+        };
+        const size_t tiles = layout.tiles.size();
+        const double near = static_cast<double>(count(0, tiles));
+        EXPECT_GT(near, 0);
+        EXPECT_LT(near, static_cast<double>(tiles));
+        for (size_t end = 1; end <= tiles; ++end)
+            EXPECT_NEAR(static_cast<double>(count(0, end)),
+                        near * static_cast<double>(end) / static_cast<double>(tiles), 1.01);
+        // No room for one more is left.
+        const uint64_t state = layout.specs[layout.tiles[0].state].bytes;
+        EXPECT_LT(host - layout.host_window_bytes - layout.promised_bytes[kHostPlace],
+                  state + layout.block_bytes);
+    }
 }
 
 TEST(SimulatedLayout, WhatCannotBeIsToldWithTensorMomentAndBytes)

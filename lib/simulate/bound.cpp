@@ -25,7 +25,8 @@ struct Tensors {
     Alive parameters, gradients, states, checkpoints;
 };
 
-Tensors tensors_of(const Layout &layout)
+// Of tiles that are updated at the place; kSimulatedPlaces: of all, with checkpoints.
+Tensors updated_at(const Layout &layout, PlaceId place)
 {
     Tensors all;
     const auto add = [&layout](TensorId tensor, Alive *alive) {
@@ -35,11 +36,13 @@ Tensors tensors_of(const Layout &layout)
         if (spec.policy.home != kNvmePlace) alive->near += spec.bytes;
     };
     for (const Tile &tile : layout.tiles) {
+        if (place != kSimulatedPlaces && tile.update_at != place) continue;
         add(tile.parameter, &all.parameters);
         add(tile.gradient, &all.gradients);
         add(tile.state, &all.states);
     }
-    for (const TensorId kept : layout.checkpoints) add(kept, &all.checkpoints);
+    if (place == kSimulatedPlaces)
+        for (const TensorId kept : layout.checkpoints) add(kept, &all.checkpoints);
     return all;
 }
 
@@ -59,24 +62,24 @@ void count_bytes(const Layout &layout, Bound *bound)
     const auto bytes_of = [bound](Route route) -> double & {
         return bound->bytes[static_cast<size_t>(route)];
     };
-    const Tensors all = tensors_of(layout);
+    const Tensors all = updated_at(layout, kSimulatedPlaces);
     const uint64_t gathered = layout.gather_ranks > 1 ? layout.whole_bytes : 0;
     const uint64_t device = layout.budgets.device_bytes - layout.working_bytes - gathered;
     const double far = nvme_bytes(all, device + layout.budgets.host_bytes);
     bytes_of(Route::kNvmeToHost) = bytes_of(Route::kHostToNvme) = far;
-    const uint64_t used = all.parameters.bytes + all.checkpoints.bytes;
-    if (layout.tiles.front().update_at == kDevicePlace) {
-        const double out = std::max(over(all.states.bytes + used, device),
-                                    over(all.states.bytes + all.gradients.bytes, device));
-        bytes_of(Route::kHostToDevice) = bytes_of(Route::kDeviceToHost) = out;
-        return;
-    }
-    // Parameters come from their update, and what the device does not keep for the backward pass
-    // comes once more; of a gathered tensor that is still there no slice is needed.
-    bytes_of(Route::kHostToDevice) = static_cast<double>(all.parameters.bytes) +
-                                     over(used, device + gathered / layout.gather_ranks);
+    // Parameters come from their update on the host, and what the device does not keep for the
+    // backward pass and for updates comes once more; of a gathered tensor that is still there no
+    // slice is needed.
+    const Tensors here = updated_at(layout, kDevicePlace);
+    const Tensors host = updated_at(layout, kHostPlace);
+    const double late = over(here.states.bytes + here.gradients.bytes, device);
+    const uint64_t used = all.parameters.bytes + all.checkpoints.bytes + here.states.bytes;
+    const uint64_t changed = here.parameters.bytes + here.states.bytes + all.checkpoints.bytes;
+    bytes_of(Route::kHostToDevice) =
+        static_cast<double>(host.parameters.bytes) +
+        std::max(over(used, device + gathered / layout.gather_ranks), late);
     bytes_of(Route::kDeviceToHost) =
-        static_cast<double>(all.gradients.bytes) + over(all.checkpoints.bytes, device);
+        static_cast<double>(host.gradients.bytes) + std::max(over(changed, device), late);
 }
 
 // Gathers for the forward pass, and for the backward pass what is not kept; and sums.
@@ -118,12 +121,11 @@ Bound bound_of(const Layout &layout, const Model &model, const Machine &machine)
         consider(all * sharers / (link.bytes_per_s * link.stripes), link.name);
     }
     consider(collective_seconds(layout, model, machine), "collectives");
-    double updates = 0;
-    for (const Tile &tile : layout.tiles) updates += static_cast<double>(tile.update_bytes);
-    const bool on_device = layout.tiles.front().update_at == kDevicePlace;
-    consider(on_device ? updates / machine.device_bytes_per_s
-                       : updates * in_node / machine.host_bytes_per_s,
-             "update");
+    double updates[kSimulatedPlaces] = {};
+    for (const Tile &tile : layout.tiles)
+        updates[tile.update_at] += static_cast<double>(tile.update_bytes);
+    consider(updates[kDevicePlace] / machine.device_bytes_per_s, "update");
+    consider(updates[kHostPlace] * in_node / machine.host_bytes_per_s, "update");
     return bound;
 }
 

@@ -102,6 +102,7 @@ private:
     Status place_tiles(const Role &role, uint64_t a_parameter, TensorId Tile::*member);
     Status place_checkpoints();
     [[nodiscard]] bool updates_on_device() const;
+    void choose_updates(bool all_on_device);
     [[nodiscard]] uint64_t host_window(uint64_t budget) const;
     [[nodiscard]] uint64_t room_of(PlaceId place, uint64_t budget, bool leaves_room) const;
     [[nodiscard]] uint64_t room_at(PlaceId place, bool leaves_room) const
@@ -332,15 +333,21 @@ bool Builder::updates_on_device() const
 
 Status Builder::place_tiles(const Role &role, uint64_t a_parameter, TensorId Tile::*member)
 {
-    const bool spreads = role.home == Home::kAuto && role.nearest == kHostPlace;
-    uint64_t all = 0;
-    for (const uint64_t parameters : shard_parameters_) all += in_blocks(parameters * a_parameter);
-    Spread spread(room_at(kHostPlace, true), all);
+    const auto on_device = [this](size_t i) { return layout_.tiles[i].update_at == kDevicePlace; };
+    uint64_t elsewhere = 0;
+    for (size_t i = 0; i < layout_.tiles.size(); ++i)
+        if (!on_device(i)) elsewhere += in_blocks(shard_parameters_[i] * a_parameter);
+    Spread spread(room_at(kHostPlace, true), elsewhere);
     for (uint32_t i = 0; i < layout_.tiles.size(); ++i) {
         const uint64_t bytes = shard_parameters_[i] * a_parameter;
         Role at = role;
-        const bool far = spreads && !spread.take(in_blocks(bytes));
-        if (far && room_at(kNvmePlace, true) >= in_blocks(bytes)) at.nearest = kNvmePlace;
+        if (on_device(i)) {
+            at.nearest = kDevicePlace;
+            at.comes_to_host = false;
+        } else if (role.home == Home::kAuto && !spread.take(in_blocks(bytes)) &&
+                   room_at(kNvmePlace, true) >= in_blocks(bytes)) {
+            at.nearest = kNvmePlace;
+        }
         Result<TensorId> made = add(at, name_of(role.name, i), bytes, false);
         if (!made.ok()) return std::move(made.status());
         layout_.tiles[i].*member = made.value();
@@ -363,11 +370,33 @@ Status Builder::place_checkpoints()
     return {};
 }
 
+// All of them, or as many as fit beside the rest if that is left to us.
+void Builder::choose_updates(bool all_on_device)
+{
+    const Placement &placement = model_.placement;
+    const bool some = placement.parameters == Home::kAuto && placement.gradients == Home::kAuto &&
+                      placement.states == Home::kAuto;
+    std::vector<uint64_t> bytes;
+    uint64_t sum = 0;
+    for (const uint64_t parameters : shard_parameters_) {
+        bytes.push_back(in_blocks(parameters * model_.parameter_bytes) +
+                        in_blocks(parameters * model_.gradient_bytes) +
+                        in_blocks(parameters * model_.state_bytes));
+        sum += bytes.back();
+    }
+    // As a runtime does, which keeps the other half for what passes through: parameters that do not
+    // stay for the backward pass come twice.
+    Spread spread(std::min(room_at(kDevicePlace, true), budget(kDevicePlace) / 2), sum);
+    for (size_t i = 0; i < layout_.tiles.size(); ++i) {
+        const bool here = all_on_device || (some && spread.take(bytes[i]));
+        layout_.tiles[i].update_at = here ? kDevicePlace : kHostPlace;
+    }
+}
+
 // Tensors that are read most often first.
 Status Builder::place_all()
 {
     const bool on_device = updates_on_device();
-    const PlaceId nearest = on_device ? kDevicePlace : kHostPlace;
     if (!on_device && layout_.host_window_bytes > budget(kHostPlace)) {
         full_ = kHostPlace;
         const uint64_t lacks = in_blocks(layout_.host_window_bytes) - whole_budget(kHostPlace);
@@ -381,14 +410,14 @@ Status Builder::place_all()
     }
     const Placement &placement = model_.placement;
     if (!on_device) STW_TRY(place_checkpoints());
-    STW_TRY(place_tiles({"parameter", placement.parameters, nearest, !on_device},
+    choose_updates(on_device);
+    STW_TRY(place_tiles({"parameter", placement.parameters, kHostPlace, true},
                         model_.parameter_bytes, &Tile::parameter));
-    STW_TRY(place_tiles({"gradient", placement.gradients, nearest, !on_device},
-                        model_.gradient_bytes, &Tile::gradient));
-    STW_TRY(
-        place_tiles({"state", placement.states, nearest, false}, model_.state_bytes, &Tile::state));
+    STW_TRY(place_tiles({"gradient", placement.gradients, kHostPlace, true}, model_.gradient_bytes,
+                        &Tile::gradient));
+    STW_TRY(place_tiles({"state", placement.states, kHostPlace, false}, model_.state_bytes,
+                        &Tile::state));
     if (on_device) STW_TRY(place_checkpoints());
-    for (Tile &tile : layout_.tiles) tile.update_at = nearest;
     const uint64_t used = layout_.promised_bytes[kDevicePlace] + fixed_bytes_;
     const uint64_t left = std::min(ahead_, budget(kDevicePlace) - used);
     layout_.tiles_ahead = static_cast<uint32_t>(2 + left / (whole_bytes_ + shard_bytes_));

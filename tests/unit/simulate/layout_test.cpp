@@ -51,7 +51,8 @@ TEST(SimulatedLayout, WhatIsPlacedByItselfGoesAsNearAsItFits)
 
 TEST(SimulatedLayout, TheHomesOfOneRoleAreSpreadOverTheLayers)
 {
-    const Model model = small_model(8, 2048);
+    Model model = small_model(8, 2048);
+    model.placement.parameters = Home::kHost;  // and so no updates on the device
     Budgets budgets = budgets_of(small_machine());
     budgets.device_bytes = 600 << 20;
     for (const uint64_t host : {300u << 20, 420u << 20, 640u << 20}) {
@@ -78,6 +79,34 @@ TEST(SimulatedLayout, TheHomesOfOneRoleAreSpreadOverTheLayers)
         EXPECT_LT(host - layout.host_window_bytes - layout.promised_bytes[kHostPlace],
                   state + layout.block_bytes);
     }
+}
+
+TEST(SimulatedLayout, TheDeviceIsAHomeForAPartOfTheStates)
+{
+    Model model = small_model(8, 2048);
+    Budgets budgets = budgets_of(small_machine());
+    const auto tiles_on_device = [&](uint64_t device_bytes) {
+        budgets.device_bytes = device_bytes;
+        const Result<Layout> made = laid_out(model, budgets);
+        EXPECT_TRUE(made.ok());
+        size_t count = 0;
+        for (const Tile &tile : made.ok() ? made.value().tiles : std::vector<Tile>()) {
+            const bool here = tile.update_at == kDevicePlace;
+            count += here;
+            for (const TensorId tensor : {tile.parameter, tile.gradient, tile.state}) {
+                EXPECT_EQ(made.value().specs[tensor].policy.home == kDevicePlace, here);
+            }
+        }
+        return count;
+    };
+    const size_t some = tiles_on_device(600 << 20);
+    const size_t more = tiles_on_device(800 << 20);
+    EXPECT_GT(some, 0u);
+    EXPECT_GT(more, some);
+    EXPECT_LT(more, 96u);
+    EXPECT_EQ(tiles_on_device(uint64_t{4} << 30), 96u);
+    model.placement.states = Home::kNvme;
+    EXPECT_EQ(laid_out(model, budgets).value().tiles.front().update_at, kHostPlace);
 }
 
 TEST(SimulatedLayout, WhatCannotBeIsToldWithTensorMomentAndBytes)

@@ -185,6 +185,22 @@ TEST(Simulate, AParameterWhoseUpdateIsPendingWaitsForTheUpdate)
     }
 }
 
+TEST(Simulate, UpdatesOfAPartOnTheDeviceMakeAStepShorter)
+{
+    Options options;
+    options.ranks = 1;
+    Machine machine = small_machine();
+    machine.achieved_flops_per_s = 500e12;
+    machine.host_bytes_per_s = 10e9;
+    Model model = small_model(12, 2048);
+    const Answer part = answer_of(model, machine, options);
+    EXPECT_GT(part.rest_bytes[kDevicePlace], uint64_t{1} << 30);
+    EXPECT_GT(part.rest_bytes[kHostPlace], uint64_t{1} << 30);
+    model.placement = {Home::kHost, Home::kHost, Home::kHost, Home::kAuto};
+    const Answer none = answer_of(model, machine, options);
+    EXPECT_LT(part.step_s, 0.85 * none.step_s);
+}
+
 // Of one rank nothing is gathered: its parameters come up the links by the lookahead alone.
 TEST(Simulate, ParametersAreBroughtAheadOfTheirUse)
 {

@@ -9,8 +9,8 @@ FIO_GRID = [(block, depth) for block in ("1m", "2m") for depth in (4, 16)]
 LAYERS, ELEMENTS = 24, 4 << 20
 STATE_BYTES = 16       # a parameter: itself, its gradient, two moments
 BUDGETS = 4            # of the device's, that the states take
-# The share of the time of computing that the drive needs for the bytes that have to move: parameters
-# and moments beyond the budget, read and written.
+# The share of the time of computing that the drive needs for the bytes that have to move:
+# parameters and moments beyond the budget, read and written.
 DRIVE_SHARE = 0.5
 MODES = {
     "pending": "one step after backward, no norm",

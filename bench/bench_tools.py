@@ -192,8 +192,8 @@ class Fio:
 
     def timed(self, block, depth, *jobs):
         """The bytes that jobs move at once, and the seconds."""
-        command = ["fio", "--name=global", f"--bs={block}", f"--iodepth={depth}", "--ioengine=libaio", "--direct=1",
-                   "--output-format=json"]
+        command = ["fio", "--name=global", f"--bs={block}", f"--iodepth={depth}",
+                   "--ioengine=libaio", "--direct=1", "--output-format=json"]
         if self.huge_pages.enough:
             command.append("--mem=shmhuge")
         for number, job in enumerate(jobs):

@@ -2,6 +2,7 @@
 // fetch.h at the boundary. A fetch whose requests are all hits passes through here without a lock,
 // an allocation or a system call.
 #include "lib/api/check.h"
+#include "lib/runtime/dispatch/waiter.h"
 
 #include <algorithm>
 #include <cstddef>

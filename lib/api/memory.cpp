@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // memory.h at the boundary.
 #include "lib/api/check.h"
+#include "lib/memory/slabs.h"
 
 #include <bit>
 #include <cinttypes>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // phase.h and observe.h at the boundary.
 #include "lib/api/check.h"
+#include "lib/runtime/dispatch/waiter.h"
 
 #include <set>
 #include <vector>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/gathering/agreed.h"
 
+#include "lib/residency/core.h"
 #include "lib/support/assert.h"
 
 #include <algorithm>
@@ -20,6 +21,14 @@ unsigned long long number(uint64_t value)
 }
 
 }  // namespace
+
+WholeGathers::WholeGathers(Core &core, PlaceId place, uint64_t budget_blocks, uint64_t bucket_bytes,
+                           uint32_t ahead_max)
+    : core_(core),
+      place_(place),
+      ledger_(budget_blocks, bucket_bytes, ahead_max, core.block_bytes())
+{
+}
 
 Result<WholeId> WholeGathers::add(std::string name, const WholeTensors &tensors)
 {

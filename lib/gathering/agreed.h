@@ -5,7 +5,6 @@
 
 #include "lib/gathering/ledger.h"
 #include "lib/residency/command_loop.h"
-#include "lib/residency/core.h"
 #include "lib/residency/types.h"
 
 #include <cstdint>
@@ -15,6 +14,10 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+namespace stepwell::residency {
+class Core;
+}  // namespace stepwell::residency
 
 namespace stepwell::gathering {
 
@@ -81,12 +84,7 @@ struct WholeTensors {
 class WholeGathers final : public EventHook {
 public:
     WholeGathers(Core &core, PlaceId place, uint64_t budget_blocks, uint64_t bucket_bytes = 0,
-                 uint32_t ahead_max = 0)
-        : core_(core),
-          place_(place),
-          ledger_(budget_blocks, bucket_bytes, ahead_max, core.block_bytes())
-    {
-    }
+                 uint32_t ahead_max = 0);
 
     // Before the first is added.
     void set_place(PlaceId place) { place_ = place; }

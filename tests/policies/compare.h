@@ -5,6 +5,7 @@
 
 #include "lib/schedule/plan/bound.h"
 #include "lib/schedule/plan/choose.h"
+#include "lib/schedule/plan/policies.h"
 #include "tests/policies/traces.h"
 
 namespace stepwell::schedule {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/runtime/addresses/addresses.h"
 
+#include "lib/residency/core.h"
+#include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/machine/touches.h"
 #include "lib/runtime/recording/grounds.h"
 #include "lib/support/growth.h"
@@ -9,6 +11,9 @@ namespace stepwell {
 
 using residency::PlaceId;
 using residency::TensorId;
+
+AddressTable::AddressTable(const Ground &ground) : Grounded(ground) {}
+AddressTable::~AddressTable() = default;
 
 uint64_t AddressTable::pack_offset(residency::TensorId tensor) const
 {

@@ -3,10 +3,14 @@
 // computes the address of a block, a piece or a view.
 #pragma once
 
-#include "lib/runtime/dispatch/waiter.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/handles/lock.h"
 #include "lib/runtime/recording/ground.h"
 #include "lib/support/status.h"
+#include "lib/update/tiers.h"
+
+namespace stepwell::memory {
+class AddressAlias;
+}  // namespace stepwell::memory
 
 namespace stepwell {
 
@@ -17,11 +21,10 @@ struct PackAddresses {
     std::unique_ptr<memory::AddressAlias> shown[residency::kDevicesMax];
 };
 
-class AddressTable final : Ground {
+class AddressTable final : Grounded {
 public:
-    AddressTable(const Ground &ground) : Ground(ground) {}
-    AddressTable(const AddressTable &) = delete;
-    AddressTable &operator=(const AddressTable &) = delete;
+    AddressTable(const Ground &ground);
+    ~AddressTable();
 
     [[nodiscard]] uint64_t pack_offset(residency::TensorId tensor) const;
     char *pointer_of(residency::PlaceId place, residency::Slot slot,

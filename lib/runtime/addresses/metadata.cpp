@@ -3,9 +3,14 @@
 // in ordinary memory whatever tiers there are, so their budget is separate from the tiers'.
 #include "lib/runtime/addresses/metadata.h"
 
+#include "lib/memory/scratch.h"
+#include "lib/observe/timeline.h"
+#include "lib/residency/core.h"
 #include "lib/runtime/addresses/addresses.h"
 #include "lib/runtime/recording/grounds.h"
+#include "lib/runtime/recording/recorder.h"
 #include "lib/support/growth.h"
+#include "lib/transfer/engine.h"
 
 namespace stepwell {
 namespace {

@@ -2,8 +2,8 @@
 // The budget of the library's own tables; a tensor that would exceed it is refused.
 #pragma once
 
+#include "lib/residency/types.h"
 #include "lib/runtime/addresses/metadata_user.h"
-#include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/recording/ground.h"
 #include "lib/support/status.h"
 
@@ -11,14 +11,12 @@ namespace stepwell {
 
 class AddressTable;
 
-class MetadataBudget final : Ground {
+class MetadataBudget final : Grounded {
 public:
     MetadataBudget(const Ground &ground, AddressTable &addresses)
-        : Ground(ground), addresses_(addresses)
+        : Grounded(ground), addresses_(addresses)
     {
     }
-    MetadataBudget(const MetadataBudget &) = delete;
-    MetadataBudget &operator=(const MetadataBudget &) = delete;
 
     Status open_metadata(const stw_runtime_options &options);
     static uint64_t name_bytes(size_t length);

@@ -2,11 +2,16 @@
 // Commands are appended to the engine's queues under the lock, so that their order is the core's.
 #include "lib/runtime/addresses/sink.h"
 
+#include "lib/memory/host_pins.h"
+#include "lib/observe/timeline.h"
+#include "lib/residency/core.h"
 #include "lib/runtime/addresses/addresses.h"
 #include "lib/runtime/dispatch/snapshot.h"
 #include "lib/runtime/group/state.h"
 #include "lib/runtime/recording/grounds.h"
+#include "lib/runtime/recording/recorder.h"
 #include "lib/support/assert.h"
+#include "lib/transfer/engine.h"
 
 #include <algorithm>
 #include <utility>
@@ -15,6 +20,11 @@ namespace stepwell {
 
 using residency::PlaceId;
 using residency::Slot;
+
+residency::Instant TransferSink::now() const
+{
+    return Dispatcher::now();
+}
 
 transfer::Job TransferSink::job_of(const residency::Transfer &transfer) const
 {

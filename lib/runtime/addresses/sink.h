@@ -3,9 +3,17 @@
 // decommits memory, turns completed transfers into events.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/residency/command_loop.h"
+#include "lib/runtime/handles/lock.h"
 #include "lib/runtime/recording/ground.h"
+
+struct stw_driver_error;
+
+namespace stepwell::transfer {
+struct Completion;
+struct Job;
+struct Span;
+}  // namespace stepwell::transfer
 
 namespace stepwell {
 
@@ -18,14 +26,12 @@ public:
     virtual void pack_freed(residency::PackId pack) STW_REQUIRES(runtime_lock) = 0;
 };
 
-class TransferSink final : public residency::CommandSink, Ground {
+class TransferSink final : public residency::CommandSink, Grounded {
 public:
     TransferSink(const Ground &ground, AddressTable &addresses)
-        : Ground(ground), addresses_(addresses)
+        : Grounded(ground), addresses_(addresses)
     {
     }
-    TransferSink(const TransferSink &) = delete;
-    TransferSink &operator=(const TransferSink &) = delete;
 
     // Called by the command loop.
     void forget(residency::BlockId block) override;
@@ -47,7 +53,7 @@ public:
     static void engine_done(void *user, transfer::Completion *list, uint32_t n);
     static void engine_span(void *user, const transfer::Span &span);
 
-    [[nodiscard]] residency::Instant now() const override { return Dispatcher::now(); }
+    [[nodiscard]] residency::Instant now() const override;
     void add(PackObserver &observer) { observers_.push_back(&observer); }
 
 private:

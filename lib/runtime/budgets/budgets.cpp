@@ -3,16 +3,21 @@
 // failure. One change at a time; memory always follows the core's decisions.
 #include "lib/runtime/budgets/budgets.h"
 
+#include "lib/memory/host_pins.h"
+#include "lib/memory/scratch.h"
 #include "lib/report/report.h"
+#include "lib/residency/core.h"
 #include "lib/runtime/addresses/sink.h"
 #include "lib/runtime/copies/snapshots.h"
 #include "lib/runtime/group/state.h"
 #include "lib/runtime/planning/pause.h"
 #include "lib/runtime/recording/grounds.h"
+#include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/restored/durable.h"
 #include "lib/runtime/restored/restored.h"
 #include "lib/runtime/tensors/placement.h"
 #include "lib/runtime/updates/body.h"
+#include "lib/transfer/engine.h"
 
 #include <algorithm>
 #include <set>

@@ -2,7 +2,8 @@
 // Budgets of tiers, changed while the runtime is in use.
 #pragma once
 
-#include "lib/runtime/dispatch/waiter.h"
+#include "lib/residency/types.h"
+#include "lib/runtime/handles/lock.h"
 #include "lib/runtime/recording/ground.h"
 #include "lib/support/status.h"
 
@@ -22,11 +23,11 @@ struct BudgetChange {
     residency::Instant deadline = 0;
 };
 
-class Budgets final : Ground {
+class Budgets final : Grounded {
 public:
     Budgets(const Ground &ground, Placement &placement, Snapshots &snapshots,
             RestoredTensors &restored, TransferSink &sink, Prefetcher &prefetcher)
-        : Ground(ground),
+        : Grounded(ground),
           placement_(placement),
           snapshots_(snapshots),
           restored_(restored),
@@ -34,8 +35,6 @@ public:
           prefetcher_(prefetcher)
     {
     }
-    Budgets(const Budgets &) = delete;
-    Budgets &operator=(const Budgets &) = delete;
 
     // Takes effect only if it returns OK.
     Status set_budget(residency::PlaceId place, uint64_t bytes, uint64_t timeout_ns);

@@ -3,18 +3,24 @@
 // another thread must not delay a fault of that thread, so each is served on a thread of its own.
 #include "lib/runtime/calls/faults.h"
 
+#include "lib/residency/core.h"
 #include "lib/runtime/addresses/addresses.h"
 #include "lib/runtime/calls/fetches.h"
 #include "lib/runtime/copies/chunks.h"
+#include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/machine/touches.h"
 #include "lib/runtime/recording/grounds.h"
+#include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/views/ends.h"
+#include "lib/support/fault_handler.h"
 #include "lib/support/signals.h"
 
 #include <algorithm>
 #include <cstring>
 #include <system_error>
 #include <utility>
+
+#include <stepwell/copy.h>
 
 namespace stepwell {
 

@@ -2,6 +2,7 @@
 // Accesses to addresses of tensors without a view: each fault becomes a fetch.
 #pragma once
 
+#include "lib/runtime/dispatch/hook.h"
 #include "lib/runtime/machine/touches.h"
 #include "lib/runtime/recording/ground.h"
 
@@ -12,15 +13,13 @@ class ViewEnds;
 class ChunkCopies;
 class Fetches;
 
-class Faults final : public DispatchHook, public FaultServer, Ground {
+class Faults final : public DispatchHook, public FaultServer, Grounded {
 public:
     Faults(const Ground &ground, AddressTable &addresses, ViewEnds &ends, ChunkCopies &chunks,
            Fetches &fetches)
-        : Ground(ground), addresses_(addresses), ends_(ends), chunks_(chunks), fetches_(fetches)
+        : Grounded(ground), addresses_(addresses), ends_(ends), chunks_(chunks), fetches_(fetches)
     {
     }
-    Faults(const Faults &) = delete;
-    Faults &operator=(const Faults &) = delete;
 
     void give_way() override;
 

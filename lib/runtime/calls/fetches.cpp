@@ -3,6 +3,7 @@
 // prefetches and evictions.
 #include "lib/runtime/calls/fetches.h"
 
+#include "lib/residency/core.h"
 #include "lib/runtime/addresses/addresses.h"
 #include "lib/runtime/copies/chunks.h"
 #include "lib/runtime/copies/snapshots.h"
@@ -12,6 +13,7 @@
 #include "lib/runtime/planning/prefetcher.h"
 #include "lib/runtime/ranks/wholes.h"
 #include "lib/runtime/recording/grounds.h"
+#include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/tensors/buffers.h"
 #include "lib/runtime/tensors/placement.h"
 #include "lib/runtime/tensors/registry.h"

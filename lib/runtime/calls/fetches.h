@@ -3,8 +3,8 @@
 #pragma once
 
 #include "lib/runtime/dispatch/hook.h"
-#include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/recording/ground.h"
+
 #include <atomic>
 
 namespace stepwell {
@@ -21,13 +21,13 @@ class Snapshots;
 class Prefetcher;
 class Wholes;
 
-class Fetches final : public DispatchHook, public AnswerListener, Ground {
+class Fetches final : public DispatchHook, public AnswerListener, Grounded {
 public:
     Fetches(const Ground &ground, AddressTable &addresses, Placement &placement,
             PrivateBuffers &buffers, OwedZeros &zeros, TensorRegistry &registry,
             StreamOrder &streams, Sleepers &sleepers, HitPath &hits, Snapshots &snapshots,
             Prefetcher &prefetcher, Wholes &wholes)
-        : Ground(ground),
+        : Grounded(ground),
           addresses_(addresses),
           placement_(placement),
           buffers_(buffers),
@@ -41,8 +41,6 @@ public:
           wholes_(wholes)
     {
     }
-    Fetches(const Fetches &) = delete;
-    Fetches &operator=(const Fetches &) = delete;
 
     Status fetch(FetchPlan plan, stw_view *views_out);
     Status fits(const std::vector<Range> &ranges);

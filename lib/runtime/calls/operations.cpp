@@ -3,12 +3,14 @@
 // thread so that a slow one delays neither I/O nor deadlines, and by eventfds, written at once.
 #include "lib/runtime/calls/operations.h"
 
+#include "lib/residency/core.h"
 #include "lib/runtime/calls/fetches.h"
 #include "lib/runtime/copies/snapshots.h"
 #include "lib/runtime/dispatch/snapshot.h"
 #include "lib/runtime/ranks/collectives.h"
 #include "lib/runtime/ranks/wholes.h"
 #include "lib/runtime/recording/grounds.h"
+#include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/tensors/buffers.h"
 #include "lib/runtime/views/sleepers.h"
 #include "lib/runtime/views/streams.h"

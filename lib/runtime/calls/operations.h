@@ -2,9 +2,13 @@
 // Asynchronous fetches, and how the program is notified of their end.
 #pragma once
 
-#include "lib/runtime/dispatch/waiter.h"
+#include "lib/runtime/dispatch/hook.h"
 #include "lib/runtime/recording/ground.h"
 #include "lib/support/status.h"
+
+#include <pthread.h>
+
+#include <stepwell/operation.h>
 
 namespace stepwell {
 
@@ -16,12 +20,12 @@ class Collectives;
 class Wholes;
 class Fetches;
 
-class Operations final : public AnswerListener, Ground {
+class Operations final : public AnswerListener, Grounded {
 public:
     Operations(const Ground &ground, PrivateBuffers &buffers, StreamOrder &streams,
                Sleepers &sleepers, Snapshots &snapshots, Collectives &collectives, Wholes &wholes,
                Fetches &fetches, uint32_t operations_max)
-        : Ground(ground),
+        : Grounded(ground),
           buffers_(buffers),
           streams_(streams),
           sleepers_(sleepers),
@@ -32,8 +36,6 @@ public:
           operations_max_(operations_max)
     {
     }
-    Operations(const Operations &) = delete;
-    Operations &operator=(const Operations &) = delete;
 
     Status fetch_async(FetchPlan plan, stw_operation **operation_out);
     Status collect(stw_operation *operation, void *stream, stw_view *views_out, uint32_t n);

@@ -3,6 +3,7 @@
 // memory that the program handed over, which is given back afterwards.
 #include "lib/runtime/calls/reductions.h"
 
+#include "lib/residency/core.h"
 #include "lib/runtime/calls/fetches.h"
 #include "lib/runtime/copies/chunks.h"
 #include "lib/runtime/copies/snapshots.h"
@@ -11,6 +12,7 @@
 #include "lib/runtime/ranks/collectives.h"
 #include "lib/runtime/ranks/sums.h"
 #include "lib/runtime/recording/grounds.h"
+#include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/tensors/buffers.h"
 #include "lib/runtime/tensors/placement.h"
 #include "lib/runtime/tensors/zeros.h"

@@ -3,10 +3,15 @@
 // hands over; also over ranks.
 #pragma once
 
-#include "lib/runtime/dispatch/waiter.h"
+#include "lib/runtime/handles/lock.h"
 #include "lib/runtime/recording/ground.h"
 #include "lib/support/status.h"
-#include "lib/update/optimizer.h"
+
+#include <stepwell/copy.h>
+
+namespace stepwell::update {
+struct Accumulation;
+}  // namespace stepwell::update
 
 namespace stepwell {
 
@@ -23,13 +28,13 @@ class Collectives;
 class Sums;
 class Fetches;
 
-class Reductions final : Ground {
+class Reductions final : Grounded {
 public:
     Reductions(const Ground &ground, Placement &placement, PrivateBuffers &buffers,
                OwedZeros &zeros, ViewEnds &ends, Sleepers &sleepers, TierAccess &pieces,
                ChunkCopies &chunks, Snapshots &snapshots, Collectives &collectives, Sums &sums,
                Fetches &fetches)
-        : Ground(ground),
+        : Grounded(ground),
           placement_(placement),
           buffers_(buffers),
           zeros_(zeros),
@@ -43,8 +48,6 @@ public:
           fetches_(fetches)
     {
     }
-    Reductions(const Reductions &) = delete;
-    Reductions &operator=(const Reductions &) = delete;
 
     Status read(stw_tensor *tensor, void *destination, const stw_copy_options &options);
     Status reduce(stw_tensor *gradient, const void *local, const stw_reduce_options &options);

@@ -5,12 +5,11 @@
 #include "lib/observe/step_history.h"
 #include "lib/runtime/addresses/metadata_user.h"
 #include "lib/runtime/dispatch/hook.h"
-#include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/recording/ground.h"
-#include "lib/runtime/recording/phase.h"
 
 namespace stepwell {
 
+struct DeclaredUse;
 class Placement;
 class StreamOrder;
 class ViewEnds;
@@ -21,12 +20,12 @@ class VictimPolicy;
 class Wholes;
 class Meters;
 
-class Steps final : public DispatchHook, public MetadataUser, Ground {
+class Steps final : public DispatchHook, public MetadataUser, Grounded {
 public:
     Steps(const Ground &ground, Placement &placement, StreamOrder &streams, ViewEnds &ends,
           TierAccess &pieces, PlanStore &plans, Prefetcher &prefetcher, VictimPolicy &victims,
           Wholes &wholes, Meters &meters)
-        : Ground(ground),
+        : Grounded(ground),
           placement_(placement),
           streams_(streams),
           ends_(ends),
@@ -38,8 +37,6 @@ public:
           meters_(meters)
     {
     }
-    Steps(const Steps &) = delete;
-    Steps &operator=(const Steps &) = delete;
 
     Status create_phase(const char *name, stw_phase **phase_out);
     Status destroy_phase(stw_phase *phase);

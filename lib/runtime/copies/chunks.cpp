@@ -4,10 +4,12 @@
 #include "lib/runtime/copies/chunks.h"
 
 #include "lib/report/report.h"
+#include "lib/residency/core.h"
 #include "lib/runtime/addresses/addresses.h"
 #include "lib/runtime/dispatch/snapshot.h"
 #include "lib/runtime/group/state.h"
 #include "lib/runtime/recording/grounds.h"
+#include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/restored/restored.h"
 #include "lib/runtime/tensors/placement.h"
 #include "lib/runtime/tensors/registry.h"
@@ -21,6 +23,8 @@
 #include <cmath>
 #include <cstring>
 #include <deque>
+
+#include <stepwell/copy.h>
 
 namespace stepwell {
 namespace {

@@ -2,7 +2,7 @@
 // Copies from the caller's memory into tensors, a chunk at a time.
 #pragma once
 
-#include "lib/runtime/dispatch/waiter.h"
+#include "lib/residency/types.h"
 #include "lib/runtime/recording/ground.h"
 #include "lib/support/status.h"
 
@@ -20,12 +20,12 @@ class TensorRegistry;
 class Sleepers;
 class TierAccess;
 
-class ChunkCopies final : Ground {
+class ChunkCopies final : Grounded {
 public:
     ChunkCopies(const Ground &ground, AddressTable &addresses, RestoredTensors &restored,
                 Placement &placement, OwedZeros &zeros, TensorRegistry &registry,
                 Sleepers &sleepers, TierAccess &pieces)
-        : Ground(ground),
+        : Grounded(ground),
           addresses_(addresses),
           restored_(restored),
           placement_(placement),
@@ -35,8 +35,6 @@ public:
           pieces_(pieces)
     {
     }
-    ChunkCopies(const ChunkCopies &) = delete;
-    ChunkCopies &operator=(const ChunkCopies &) = delete;
 
     // INVALID unless the dtypes are equal (or `dtype` is 0) or both convert.
     static Status check_dtype(const stw_tensor *tensor, uint32_t dtype);

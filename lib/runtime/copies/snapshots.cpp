@@ -3,10 +3,12 @@
 // for operations.
 #include "lib/runtime/copies/snapshots.h"
 
+#include "lib/residency/core.h"
 #include "lib/runtime/addresses/addresses.h"
 #include "lib/runtime/copies/chunks.h"
 #include "lib/runtime/dispatch/snapshot.h"
 #include "lib/runtime/recording/grounds.h"
+#include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/tensors/buffers.h"
 #include "lib/runtime/tensors/placement.h"
 #include "lib/runtime/tensors/zeros.h"

@@ -4,13 +4,14 @@
 #pragma once
 
 #include "lib/runtime/dispatch/hook.h"
-#include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/recording/ground.h"
+
 #include <deque>
 #include <thread>
 
 namespace stepwell {
 
+struct Snapshot;
 class AddressTable;
 class Placement;
 class PrivateBuffers;
@@ -19,12 +20,12 @@ class Sleepers;
 class ViewEnds;
 class HitPath;
 
-class Snapshots final : public DispatchHook, Ground {
+class Snapshots final : public DispatchHook, Grounded {
 public:
     Snapshots(const Ground &ground, AddressTable &addresses, Placement &placement,
               PrivateBuffers &buffers, OwedZeros &zeros, Sleepers &sleepers, ViewEnds &ends,
               HitPath &hits)
-        : Ground(ground),
+        : Grounded(ground),
           addresses_(addresses),
           placement_(placement),
           buffers_(buffers),
@@ -34,8 +35,6 @@ public:
           hits_(hits)
     {
     }
-    Snapshots(const Snapshots &) = delete;
-    Snapshots &operator=(const Snapshots &) = delete;
 
     Status copy_out(Waiter &waiter);
     Status start_snapshot(Waiter &waiter);

@@ -4,6 +4,8 @@
 // released.
 #include "lib/runtime/dispatch/dispatcher.h"
 
+#include "lib/residency/core.h"
+#include "lib/runtime/dispatch/waiter.h"
 #include "lib/support/assert.h"
 
 #include <algorithm>
@@ -16,7 +18,11 @@ using residency::Instant;
 
 Dispatcher::Dispatcher(const residency::Config &config, residency::CommandSink &sink,
                        const observe::LogOptions &log_options, uint64_t timeout_ns)
-    : core(config), loop(sink), log(log_options), timeout_default_ns_(timeout_ns)
+    : core_(std::make_unique<Core>(config)),
+      core(*core_),
+      loop(sink),
+      log(log_options),
+      timeout_default_ns_(timeout_ns)
 {
 }
 

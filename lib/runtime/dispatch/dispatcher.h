@@ -7,9 +7,7 @@
 
 #include "lib/observe/log.h"
 #include "lib/residency/command_loop.h"
-#include "lib/residency/core.h"
 #include "lib/runtime/dispatch/hook.h"
-#include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/handles/lock.h"
 #include "lib/support/status.h"
 #include "lib/support/thread_annotations.h"
@@ -23,6 +21,8 @@
 namespace stepwell {
 
 class Dispatcher final : residency::EventHook {
+    const std::unique_ptr<Core> core_;  // reached as `core`
+
 public:
     // Uses `sink` from the first event on.
     Dispatcher(const residency::Config &config, residency::CommandSink &sink,
@@ -37,7 +37,7 @@ public:
     void add_answers();
 
     Mutex &mutex() const STW_RETURNS_LOCK(runtime_lock) { return mutex_; }
-    Core core STW_GUARDED_BY(runtime_lock);
+    Core &core STW_GUARDED_BY(runtime_lock);
     residency::CommandLoop loop STW_GUARDED_BY(runtime_lock);
     observe::Log log;
 

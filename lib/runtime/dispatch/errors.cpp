@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/runtime/dispatch/errors.h"
 
+#include "lib/residency/core.h"
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/handles/table.h"
+
 #include <utility>
 
 namespace stepwell {

@@ -3,13 +3,16 @@
 // program clears them.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/handles/table.h"
+#include "lib/residency/types.h"
+#include "lib/runtime/handles/lock.h"
 
 #include <atomic>
 #include <unordered_map>
 
 namespace stepwell {
+
+class Dispatcher;
+class HandleTable;
 
 class BackgroundErrors {
 public:

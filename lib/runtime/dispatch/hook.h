@@ -4,9 +4,15 @@
 #include "lib/residency/command_loop.h"
 #include "lib/runtime/handles/lock.h"
 
+namespace stepwell::residency {
+class Core;
+}  // namespace stepwell::residency
+
 namespace stepwell {
 
 using residency::Commands;
+using residency::Core;
+struct Waiter;
 
 // A room that takes part in events. Hooks are called in the order in which they were added.
 class DispatchHook : public residency::EventHook {
@@ -28,6 +34,17 @@ public:
     virtual void on_timer_locked(residency::Instant) STW_REQUIRES(runtime_lock) {}
     // Ends waits of the program that began before `at`.
     virtual void interrupted(residency::Instant /*at*/) STW_REQUIRES(runtime_lock) {}
+};
+
+// A room whose fetches may outlive the call that asked.
+class AnswerListener {
+public:
+    virtual ~AnswerListener() = default;
+    virtual void answered(Waiter &waiter) STW_REQUIRES(runtime_lock) = 0;
+    // The copies are made, or the gathered tensors are ready: the listener asks for the rest. With
+    // no lock held.
+    virtual void copied(Waiter &) {}
+    virtual void gathered(Waiter &) {}
 };
 
 }  // namespace stepwell

@@ -3,6 +3,7 @@
 // elements are copied.
 #include "lib/runtime/dispatch/snapshot.h"
 #include "lib/runtime/dispatch/waiter.h"
+#include "lib/runtime/handles/views.h"
 #include "lib/update/kernels/kernels.h"
 
 #include <algorithm>

@@ -5,7 +5,6 @@
 #pragma once
 
 #include "lib/runtime/dispatch/waiter.h"
-#include "lib/runtime/handles/views.h"
 
 #include <deque>
 #include <vector>
@@ -16,6 +15,7 @@ namespace stepwell {
 constexpr uint64_t kCopyCookie = 1ull << 63;
 
 class Snapshots;
+struct ViewSlot;
 
 struct SnapshotPart {
     stw_tensor *tensor = nullptr;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The dispatcher's thread: deadlines of fetches for which no thread sleeps, timed work of hooks,
 // and interrupts, which come from signal handlers.
+#include "lib/residency/core.h"
 #include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/dispatch/waiter.h"
 #include "lib/support/signals.h"
 
 #include <poll.h>

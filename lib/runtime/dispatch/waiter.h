@@ -2,27 +2,23 @@
 // What a fetch asks for, and the waiter for its answer.
 #pragma once
 
-#include "lib/collective/partition.h"
-#include "lib/observe/step_stats.h"
 #include "lib/residency/types.h"
 #include "lib/runtime/handles/handles.h"
 #include "lib/support/status.h"
 #include "lib/support/thread_annotations.h"
 
-#include <stepwell/stepwell.h>
+#include <stepwell/fetch.h>
+#include <stepwell/operation.h>
 
 #include <cstdint>
 #include <memory>
 #include <vector>
 
-namespace stepwell::residency {
-class Core;
-}  // namespace stepwell::residency
+namespace stepwell::observe {
+enum class Stall : uint8_t;
+}  // namespace stepwell::observe
 
 namespace stepwell {
-
-using residency::Commands;
-using residency::Core;
 
 constexpr uint64_t kTimeoutDefaultNs = 300ull * 1000 * 1000 * 1000;
 // In addition to STW_RELEASE_*: this rank has no gradient and only takes part in the collective.
@@ -92,6 +88,7 @@ inline bool is_absent(const FetchPlan &plan)
     return (plan.flags & STW_FETCH_ABSENT) != 0;
 }
 
+class AnswerListener;
 struct Snapshot;
 
 // A use in a declared step. Those of one call are adjacent.
@@ -130,17 +127,6 @@ struct GatheredPart {
     std::vector<residency::Grant> grants;
 };
 
-// A room whose fetches may outlive the call that asked.
-class AnswerListener {
-public:
-    virtual ~AnswerListener() = default;
-    virtual void answered(Waiter &waiter) STW_REQUIRES(runtime_lock) = 0;
-    // The copies are made, or the gathered tensors are ready: the listener asks for the rest. With
-    // no lock held.
-    virtual void copied(Waiter &) {}
-    virtual void gathered(Waiter &) {}
-};
-
 struct Waiter {
     Waiter();
     ~Waiter();
@@ -168,7 +154,7 @@ struct Waiter {
     GatheredPart whole;                  // gathered before the rest is asked for
     residency::Instant begin = 0;
     residency::Instant deadline = residency::kNever;
-    observe::Stall cause = observe::Stall::kHostDevice;
+    observe::Stall cause;
 };
 
 }  // namespace stepwell

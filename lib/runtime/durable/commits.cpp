@@ -4,18 +4,22 @@
 #include "lib/runtime/durable/commits.h"
 
 #include "lib/collective/commit.h"
+#include "lib/residency/core.h"
+#include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/durable/opening.h"
 #include "lib/runtime/group/state.h"
 #include "lib/runtime/optimizers/table.h"
 #include "lib/runtime/ranks/collectives.h"
 #include "lib/runtime/ranks/shards.h"
 #include "lib/runtime/recording/grounds.h"
+#include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/restored/durable.h"
 #include "lib/runtime/restored/restored.h"
 #include "lib/runtime/tensors/registry.h"
 #include "lib/runtime/tensors/zeros.h"
 #include "lib/runtime/updates/body.h"
 #include "lib/support/assert.h"
+#include "lib/transfer/engine.h"
 
 #include <sys/random.h>
 
@@ -24,6 +28,8 @@
 #include <cstring>
 #include <ctime>
 #include <utility>
+
+#include <stepwell/store.h>
 
 namespace stepwell {
 
@@ -76,6 +82,11 @@ uint64_t unix_time_ns()
 }  // namespace
 
 // ------------------------------------------------------------------------------------- calls ----
+
+void Commits::run(Collective &work)
+{
+    run_commit(*work.commit);
+}
 
 Status Commits::durable_view_open()
 {

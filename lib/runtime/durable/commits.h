@@ -3,8 +3,16 @@
 #pragma once
 
 #include "lib/runtime/ranks/collectives.h"
-#include "lib/store/generations.h"
-#include "lib/store/manifest.h"
+
+struct stw_commit_options;
+struct stw_generation_info;
+
+namespace stepwell::store {
+struct GenerationInfo;
+struct Manifest;
+struct StoredCount;
+struct StoredTensor;
+}  // namespace stepwell::store
 
 namespace stepwell {
 
@@ -19,12 +27,12 @@ class Collectives;
 class OptimizerTable;
 class DurableOpen;
 
-class Commits final : public CollectiveRunner, Ground {
+class Commits final : public CollectiveRunner, Grounded {
 public:
     Commits(const Ground &ground, RestoredTensors &restored, OwedZeros &zeros,
             TensorRegistry &registry, Shards &shards, Collectives &collectives,
             OptimizerTable &optimizers, DurableOpen &opening)
-        : Ground(ground),
+        : Grounded(ground),
           restored_(restored),
           zeros_(zeros),
           registry_(registry),
@@ -34,15 +42,13 @@ public:
           opening_(opening)
     {
     }
-    Commits(const Commits &) = delete;
-    Commits &operator=(const Commits &) = delete;
 
     Status commit(const stw_commit_options &options, uint64_t *generation_out);
     Status generation_info(uint64_t generation, stw_generation_info *info_out);
     Status generation_metadata(uint64_t generation, void *buffer, uint64_t capacity_bytes,
                                uint64_t *bytes_out);
 
-    void run(Collective &work) override { run_commit(*work.commit); }
+    void run(Collective &work) override;
 
 private:
     void run_commit(CommitWork &work);

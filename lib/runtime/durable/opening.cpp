@@ -2,6 +2,7 @@
 // Durable stores: how they are created, found and resumed, on all ranks or on none.
 #include "lib/runtime/durable/opening.h"
 
+#include "lib/collective/commit.h"
 #include "lib/runtime/group/state.h"
 #include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/restored/durable.h"

@@ -2,23 +2,33 @@
 // How a store is found, created or resumed, with the same result on all ranks.
 #pragma once
 
-#include "lib/collective/commit.h"
-#include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/recording/ground.h"
 #include "lib/support/status.h"
+
+#include <vector>
+
+struct stw_nvme_options;
+
+namespace stepwell::collective {
+struct FoundGenerations;
+struct Record;
+}  // namespace stepwell::collective
+namespace stepwell::store {
+enum class Stay;
+class Store;
+struct StoreOptions;
+}  // namespace stepwell::store
 
 namespace stepwell {
 
 class RestoredTensors;
 
-class DurableOpen final : Ground {
+class DurableOpen final : Grounded {
 public:
     DurableOpen(const Ground &ground, RestoredTensors &restored)
-        : Ground(ground), restored_(restored)
+        : Grounded(ground), restored_(restored)
     {
     }
-    DurableOpen(const DurableOpen &) = delete;
-    DurableOpen &operator=(const DurableOpen &) = delete;
 
     void close_durable(uint64_t timeout_ns);
     static uint32_t generations_kept(const stw_runtime_options &options);

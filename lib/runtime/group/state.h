@@ -5,19 +5,34 @@
 // them on every rank.
 #pragma once
 
-#include "lib/collective/disk_share.h"
+#include "lib/collective/group.h"
 #include "lib/gathering/agreed.h"
 #include "lib/memory/streams.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/update/optimizer.h"
+#include "lib/runtime/handles/lock.h"
+#include "lib/update/verdict.h"
 
 #include <deque>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
+struct stw_group;
+struct stw_runtime_options;
+struct stw_tensor;
+
+namespace stepwell::collective {
+class DiskShares;
+class Node;
+}  // namespace stepwell::collective
+namespace stepwell::update {
+class Optimizer;
+}  // namespace stepwell::update
+
 namespace stepwell {
+
+struct Waiter;
 
 // This rank's part of a verdict, passed from the pipeline to the queue. The pipeline calls this
 // with its leaf lock held, so it has a lock of its own and calls nothing.
@@ -99,6 +114,7 @@ struct RankQueue {
 
 struct Ranks {
     Ranks(residency::Core &core, stw_group *group, residency::PlaceId place, uint64_t whole_blocks);
+    ~Ranks();
 
     stw_group *handle;
     collective::Group &group;

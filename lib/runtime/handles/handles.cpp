@@ -2,7 +2,12 @@
 // The pools behind the handles and the fork counter. Constant-initialised: nothing runs at load.
 #include "lib/runtime/handles/handles.h"
 
+#include "lib/collective/group.h"
+
 #include <pthread.h>
+
+stw_group::stw_group() = default;
+stw_group::~stw_group() = default;
 
 namespace stepwell {
 namespace {

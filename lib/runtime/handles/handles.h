@@ -4,8 +4,6 @@
 // its id.
 #pragma once
 
-#include "lib/collective/group.h"
-#include "lib/residency/gate.h"
 #include "lib/residency/types.h"
 #include "lib/runtime/handles/lock.h"
 #include "lib/runtime/handles/pool.h"
@@ -20,9 +18,15 @@
 #include <string>
 #include <vector>
 
+namespace stepwell::collective {
+class Group;
+}  // namespace stepwell::collective
 namespace stepwell::memory {
 class AddressAlias;
 }  // namespace stepwell::memory
+namespace stepwell::residency {
+struct Door;
+}  // namespace stepwell::residency
 
 namespace stepwell {
 
@@ -93,6 +97,8 @@ struct stw_tensor {
 };
 
 struct stw_group {
+    stw_group();
+    ~stw_group();
     std::atomic<uint32_t> tag{0};
     std::unique_ptr<stepwell::collective::Group> body;  // null: this process alone
     std::string id;                                     // of GroupIds

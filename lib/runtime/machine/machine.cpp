@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/runtime/machine/machine.h"
 
+#include "lib/memory/scratch.h"
+#include "lib/observe/timeline.h"
 #include "lib/runtime/group/state.h"
 #include "lib/runtime/machine/touches.h"
+#include "lib/transfer/engine.h"
+#include "lib/transfer/stream_ordering.h"
+#include "lib/update/pipeline.h"
 
 #include <utility>
 
@@ -35,6 +40,16 @@ Result<void *> Machine::take_scratch(uint64_t bytes, uint64_t align_bytes)
                          "the runtime '%s' was opened without scratch memory; set "
                          "host_scratch_bytes, which is a part of host_bytes",
                          name.c_str());
+}
+
+uint64_t Machine::scratch_pieces() const
+{
+    return scratch ? scratch->usage().pieces : 0;
+}
+
+uint64_t Machine::kept_bytes() const
+{
+    return staging_bytes + (scratch ? scratch->usage().bytes : 0);
 }
 
 Status Machine::give_scratch(void *pointer)

@@ -3,17 +3,28 @@
 // the end of open to close; parts that need a lock have their own.
 #pragma once
 
-#include "lib/memory/scratch.h"
-#include "lib/observe/timeline.h"
-#include "lib/transfer/engine.h"
-#include "lib/transfer/stream_ordering.h"
-#include "lib/update/optimizer.h"
+#include "lib/memory/tiers.h"
 
 #include <stepwell/driver.h>
 
 #include <cstdint>
 #include <memory>
 #include <string>
+
+namespace stepwell::memory {
+class HostPins;
+class Scratch;
+}  // namespace stepwell::memory
+namespace stepwell::observe {
+class Timeline;
+}  // namespace stepwell::observe
+namespace stepwell::transfer {
+class Engine;
+class StreamOrdering;
+}  // namespace stepwell::transfer
+namespace stepwell::update {
+class Pipeline;
+}  // namespace stepwell::update
 
 namespace stepwell {
 
@@ -31,12 +42,9 @@ struct Machine {
     void open_scratch(uint64_t bytes);
     Result<void *> take_scratch(uint64_t bytes, uint64_t align_bytes);
     Status give_scratch(void *pointer);
-    [[nodiscard]] uint64_t scratch_pieces() const { return scratch ? scratch->usage().pieces : 0; }
+    [[nodiscard]] uint64_t scratch_pieces() const;
     // Staging and scratch memory, in the host tier.
-    [[nodiscard]] uint64_t kept_bytes() const
-    {
-        return staging_bytes + (scratch ? scratch->usage().bytes : 0);
-    }
+    [[nodiscard]] uint64_t kept_bytes() const;
 
     const std::string name;  // of the runtime
     stw_runtime *const handle;

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/runtime/machine/meters.h"
 
+#include "lib/observe/step_stats.h"
+#include "lib/observe/timeline.h"
 #include "lib/runtime/dispatch/dispatcher.h"
 #include "lib/runtime/group/state.h"
 #include "lib/runtime/machine/machine.h"
+#include "lib/transfer/engine.h"
 
 #include <algorithm>
 #include <cstring>

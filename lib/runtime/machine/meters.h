@@ -2,11 +2,21 @@
 // Bytes and time on the links of this runtime, including those between ranks.
 #pragma once
 
-#include "lib/collective/group.h"
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/residency/types.h"
+
+#include <stepwell/observe.h>
+
+namespace stepwell::collective {
+struct GroupTotals;
+}  // namespace stepwell::collective
+namespace stepwell::observe {
+struct LinkTotal;
+}  // namespace stepwell::observe
 
 namespace stepwell {
+
+class Dispatcher;
+struct Machine;
 
 inline constexpr uint32_t kLinkNumbers[] = {STW_LINK_NVME_TO_HOST,   STW_LINK_HOST_TO_NVME,
                                             STW_LINK_HOST_TO_DEVICE, STW_LINK_DEVICE_TO_HOST,

@@ -4,6 +4,8 @@
 // thread.
 #include "lib/runtime/machine/touches.h"
 
+#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/support/fault_handler.h"
 #include "lib/support/signals.h"
 
 #include <algorithm>
@@ -20,6 +22,16 @@ namespace {
 thread_local bool serves = false;
 
 }  // namespace
+
+Touches::Touches(Dispatcher &dispatch, FaultServer &server) : dispatch_(dispatch), server_(server)
+{
+}
+Touches::~Touches() = default;
+
+void Touches::cover(const void *begin, uint64_t bytes)
+{
+    watch_->cover(begin, bytes);
+}
 
 Status Touches::open()
 {

@@ -4,8 +4,8 @@
 // The core decides which bytes are accessible without a fault.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
-#include "lib/support/fault_handler.h"
+#include "lib/residency/aliases.h"
+#include "lib/runtime/handles/lock.h"
 
 #include <stepwell/fetch.h>
 
@@ -15,6 +15,10 @@
 #include <vector>
 
 namespace stepwell {
+
+class Dispatcher;
+class FaultWatch;
+struct MemoryFault;
 
 // Implements what the threads of the touches need from higher rooms.
 class FaultServer {
@@ -30,12 +34,13 @@ public:
 
 class Touches final : public residency::Aliases {
 public:
-    Touches(Dispatcher &dispatch, FaultServer &server) : dispatch_(dispatch), server_(server) {}
+    Touches(Dispatcher &dispatch, FaultServer &server);
+    ~Touches() override;
 
     Status open();
     // Faults are not answered any more. Joins the threads; all views must have ended.
     void close();
-    void cover(const void *begin, uint64_t bytes) { watch_->cover(begin, bytes); }
+    void cover(const void *begin, uint64_t bytes);
 
     bool show(residency::PlaceId place, residency::Slot slot, residency::PackId pack,
               uint32_t index, bool writable) override;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Closing a runtime: what must end first, and the order in which its parts close.
+#include "lib/memory/host_pins.h"
+#include "lib/residency/core.h"
 #include "lib/runtime/open/runtime.h"
 
 #include "lib/runtime/group/state.h"

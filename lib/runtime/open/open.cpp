@@ -3,6 +3,9 @@
 // open and no new file.
 #include "lib/collective/bucket.h"
 #include "lib/memory/driver_error.h"
+#include "lib/memory/scratch.h"
+#include "lib/residency/core.h"
+#include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/group/processors.h"
 #include "lib/runtime/group/state.h"
 #include "lib/runtime/open/runtime.h"
@@ -13,6 +16,7 @@
 #include "lib/support/assert.h"
 
 #include "drivers/registry.h"
+#include "lib/transfer/stream_ordering.h"
 
 #include <unistd.h>
 

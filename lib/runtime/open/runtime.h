@@ -2,6 +2,7 @@
 // Runtime: constructs the rooms in order, opens and closes them. All else is done by the rooms.
 #pragma once
 
+#include "lib/collective/node.h"
 #include "lib/observe/log_relay.h"
 #include "lib/profile/tuning.h"
 #include "lib/runtime/addresses/room.h"
@@ -25,6 +26,7 @@
 #include "lib/runtime/updates/room.h"
 #include "lib/runtime/victims/victims.h"
 #include "lib/runtime/views/room.h"
+#include "lib/transfer/engine.h"
 
 #include <memory>
 

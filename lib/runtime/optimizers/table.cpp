@@ -3,12 +3,15 @@
 // of each parameter. Arithmetic, order and streaming are in lib/update.
 #include "lib/runtime/optimizers/table.h"
 
+#include "lib/collective/node.h"
+#include "lib/residency/core.h"
 #include "lib/runtime/addresses/sink.h"
 #include "lib/runtime/group/processors.h"
 #include "lib/runtime/group/state.h"
 #include "lib/runtime/ranks/collectives.h"
 #include "lib/runtime/ranks/sums.h"
 #include "lib/runtime/recording/grounds.h"
+#include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/restored/restored.h"
 #include "lib/runtime/tensors/placement.h"
 #include "lib/runtime/tensors/registry.h"
@@ -48,6 +51,26 @@ Status mismatch(const stw_tensor *parameter, const char *why)
 }
 
 }  // namespace
+
+OptimizerTable::OptimizerTable(const Ground &ground, Placement &placement, OwedZeros &zeros,
+                               RestoredTensors &restored, TransferSink &sink,
+                               TensorRegistry &registry, Sleepers &sleepers,
+                               Collectives &collectives, Sums &sums, DeviceUpdates &devices,
+                               TierAccess &pieces)
+    : Grounded(ground),
+      placement_(placement),
+      zeros_(zeros),
+      restored_(restored),
+      sink_(sink),
+      registry_(registry),
+      sleepers_(sleepers),
+      collectives_(collectives),
+      sums_(sums),
+      devices_(devices),
+      pieces_(pieces)
+{
+}
+OptimizerTable::~OptimizerTable() = default;
 
 // `asked` 0: this rank's share of the host's processors.
 Status OptimizerTable::open_update(uint32_t asked)

@@ -5,10 +5,18 @@
 #include "lib/report/report.h"
 #include "lib/runtime/dispatch/hook.h"
 #include "lib/runtime/recording/ground.h"
-#include "lib/runtime/updates/body.h"
+
+#include <stepwell/optimizer.h>
+
+namespace stepwell::update {
+struct Entry;
+struct StepOptions;
+struct StepResult;
+}  // namespace stepwell::update
 
 namespace stepwell {
 
+struct OptimizerBody;
 class Placement;
 class OwedZeros;
 class RestoredTensors;
@@ -20,27 +28,13 @@ class Sums;
 class DeviceUpdates;
 class TierAccess;
 
-class OptimizerTable final : public DispatchHook, Ground {
+class OptimizerTable final : public DispatchHook, Grounded {
 public:
     OptimizerTable(const Ground &ground, Placement &placement, OwedZeros &zeros,
                    RestoredTensors &restored, TransferSink &sink, TensorRegistry &registry,
                    Sleepers &sleepers, Collectives &collectives, Sums &sums, DeviceUpdates &devices,
-                   TierAccess &pieces)
-        : Ground(ground),
-          placement_(placement),
-          zeros_(zeros),
-          restored_(restored),
-          sink_(sink),
-          registry_(registry),
-          sleepers_(sleepers),
-          collectives_(collectives),
-          sums_(sums),
-          devices_(devices),
-          pieces_(pieces)
-    {
-    }
-    OptimizerTable(const OptimizerTable &) = delete;
-    OptimizerTable &operator=(const OptimizerTable &) = delete;
+                   TierAccess &pieces);
+    ~OptimizerTable() override;
 
     Status create_optimizer(const stw_optimizer_options &options, stw_optimizer **optimizer_out);
     Status destroy_optimizer(stw_optimizer *optimizer);

@@ -2,6 +2,8 @@
 // How similar two questions must be to have the same plan.
 #include "lib/runtime/planner/asking.h"
 
+#include "lib/runtime/planner/work.h"
+
 #include <algorithm>
 
 namespace stepwell {
@@ -25,14 +27,14 @@ bool are_near(const std::vector<double> &some, const std::vector<double> &others
                       [](double one, double other) { return is_near(one, other); });
 }
 
-bool is_same(const PlanWork::Turn &one, const PlanWork::Turn &other)
+bool is_same(const PlanTurn &one, const PlanTurn &other)
 {
     return one.phase == other.phase && one.way == other.way;
 }
 
 }  // namespace
 
-bool is_same_round(std::vector<PlanWork::Turn> one, const std::vector<PlanWork::Turn> &other)
+bool is_same_round(std::vector<PlanTurn> one, const std::vector<PlanTurn> &other)
 {
     for (size_t i = 0; i < one.size() && one.size() == other.size(); ++i) {
         if (std::equal(one.begin(), one.end(), other.begin(), is_same)) return true;

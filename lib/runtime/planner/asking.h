@@ -3,8 +3,6 @@
 // may ask. Pure; time is an argument. Under the runtime's lock.
 #pragma once
 
-#include "lib/runtime/planner/planner.h"
-
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -12,8 +10,11 @@
 
 namespace stepwell {
 
+struct PlanTurn;
+struct PlanWork;
+
 // Compares cyclically.
-bool is_same_round(std::vector<PlanWork::Turn> one, const std::vector<PlanWork::Turn> &other);
+bool is_same_round(std::vector<PlanTurn> one, const std::vector<PlanTurn> &other);
 
 // A plan of these was made, or refused, for the same question: the same steps and room, and
 // similar speeds of links, computing and updates.

@@ -2,6 +2,7 @@
 // Questions and answers are handed over as pointers, so neither side ever waits for the other.
 #include "lib/runtime/planner/planner.h"
 
+#include "lib/runtime/planner/work.h"
 #include "lib/support/signals.h"
 
 #include <sys/resource.h>

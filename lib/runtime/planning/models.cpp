@@ -3,10 +3,12 @@
 // rest is done without it. Any thread; must not know what the model is for.
 #include "lib/runtime/planning/models.h"
 
+#include "lib/residency/core.h"
 #include "lib/runtime/machine/meters.h"
 #include "lib/runtime/planner/model.h"
 #include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/recording/phase.h"
+#include "lib/runtime/recording/recorder.h"
 #include "lib/schedule/trace/completed.h"
 
 #include <algorithm>

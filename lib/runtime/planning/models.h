@@ -2,20 +2,25 @@
 // Copies of what a replay needs: the tensors of a step, the step, the machine.
 #pragma once
 
-#include "lib/runtime/dispatch/waiter.h"
-#include "lib/runtime/planner/model.h"
+#include "lib/runtime/handles/lock.h"
 #include "lib/runtime/recording/ground.h"
+#include "lib/schedule/trace/step.h"
 #include "lib/support/status.h"
+
+struct stw_plan_advice;
+
+namespace stepwell::schedule {
+struct Machine;
+}  // namespace stepwell::schedule
 
 namespace stepwell {
 
+struct StepModel;
 class Meters;
 
-class StepModels final : Ground {
+class StepModels final : Grounded {
 public:
-    StepModels(const Ground &ground, Meters &meters) : Ground(ground), meters_(meters) {}
-    StepModels(const StepModels &) = delete;
-    StepModels &operator=(const StepModels &) = delete;
+    StepModels(const Ground &ground, Meters &meters) : Grounded(ground), meters_(meters) {}
 
     Status advise(const stw_phase *phase, stw_plan_advice *advice_out, uint32_t capacity,
                   uint32_t *count_out) const;

@@ -2,10 +2,9 @@
 // Held while a thread waits until nothing moves: plans start nothing meanwhile. Any thread.
 #pragma once
 
-#include "lib/runtime/planning/prefetcher.h"
-
 namespace stepwell {
 
+class Prefetcher;
 struct PlanPause {
     explicit PlanPause(Prefetcher &prefetcher);
     ~PlanPause();

@@ -4,13 +4,18 @@
 // recorded step is copied.
 #include "lib/runtime/planning/plans.h"
 
+#include "lib/profile/tuning.h"
 #include "lib/runtime/addresses/metadata.h"
 #include "lib/runtime/planner/asking.h"
 #include "lib/runtime/planner/model.h"
+#include "lib/runtime/planner/work.h"
 #include "lib/runtime/planning/models.h"
 #include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/recording/phase.h"
+#include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/tensors/registry.h"
+#include "lib/schedule/lookahead/lookahead.h"
+#include "lib/transfer/engine.h"
 
 #include <algorithm>
 #include <new>
@@ -30,6 +35,13 @@ constexpr uint64_t kNodeBytes = 16;   // overhead of an allocation
 constexpr size_t kSeenLeast = 8;      // differing steps, at least, if there is no room for all
 
 }  // namespace
+
+PlanStore::PlanStore(const Ground &ground, MetadataBudget &metadata, TensorRegistry &registry,
+                     StepModels &models)
+    : Grounded(ground), metadata_(metadata), registry_(registry), models_(models)
+{
+}
+PlanStore::~PlanStore() = default;
 
 // Changes with everything that limits what a step may use.
 uint64_t PlanStore::room_number() const
@@ -231,7 +243,7 @@ void PlanStore::take_plan()
 // The plan has at turn `at` the step of the phase that begins.
 bool PlanStore::plan_fits(const PlanWork &work, uint32_t at, uint32_t phase) const
 {
-    const PlanWork::Turn &turn = work.round[at];
+    const PlanTurn &turn = work.round[at];
     if (!work.plan || turn.phase != phase || work.room != room_number()) return false;
     const schedule::Learned *way = recorder_.trace.phase(phase)->coming();
     return work.varies || (way && way->key() == turn.way);
@@ -289,10 +301,10 @@ void PlanStore::follow_plan(uint32_t phase)
 // --------------------------------------------------------------------------------- the report ----
 
 // The compute time of the round's steps, as seen up to now; 0: an access pattern was forgotten.
-uint64_t PlanStore::computed_now(const std::vector<PlanWork::Turn> &round) const
+uint64_t PlanStore::computed_now(const std::vector<PlanTurn> &round) const
 {
     uint64_t sum = 0;
-    for (const PlanWork::Turn &turn : round) {
+    for (const PlanTurn &turn : round) {
         const auto &ways = recorder_.trace.phase(turn.phase)->learned();
         const auto way = std::find_if(ways.begin(), ways.end(),
                                       [&](const auto &one) { return one->key() == turn.way; });
@@ -314,7 +326,7 @@ void PlanStore::report_plans(report::ReportData &data) const
         });
         if (!work->plan || older) continue;
         report::PlanReport report;
-        for (const PlanWork::Turn &turn : work->round) {
+        for (const PlanTurn &turn : work->round) {
             report.name += (report.name.empty() ? "" : " + ") + recorder_.phases[turn.phase]->name;
         }
         for (const auto &made : plans_made_) {

@@ -2,26 +2,37 @@
 // Plans of what stays resident in a round of steps: asked for, kept, followed.
 #pragma once
 
-#include "lib/profile/tuning.h"
+#include "lib/observe/step_stats.h"
 #include "lib/runtime/addresses/metadata_user.h"
 #include "lib/runtime/planner/planner.h"
 #include "lib/runtime/recording/ground.h"
+#include "lib/schedule/trace/trace.h"
+
+namespace stepwell::profile {
+struct Tuning;
+}  // namespace stepwell::profile
+namespace stepwell::report {
+struct PlanReport;
+struct ReportData;
+}  // namespace stepwell::report
+namespace stepwell::schedule {
+struct Link;
+class Plan;
+}  // namespace stepwell::schedule
 
 namespace stepwell {
 
+struct PlanTurn;
+struct PlanWork;
 class MetadataBudget;
 class TensorRegistry;
 class StepModels;
 
-class PlanStore final : public MetadataUser, Ground {
+class PlanStore final : public MetadataUser, Grounded {
 public:
     PlanStore(const Ground &ground, MetadataBudget &metadata, TensorRegistry &registry,
-              StepModels &models)
-        : Ground(ground), metadata_(metadata), registry_(registry), models_(models)
-    {
-    }
-    PlanStore(const PlanStore &) = delete;
-    PlanStore &operator=(const PlanStore &) = delete;
+              StepModels &models);
+    ~PlanStore() override;
 
     void expect_bandwidths(const profile::Tuning &tuning);
     void take_bandwidths(const std::vector<observe::LinkTotal> &links) STW_REQUIRES(runtime_lock);
@@ -56,7 +67,7 @@ private:
     [[nodiscard]] bool plan_fits(const PlanWork &work, uint32_t at, uint32_t phase) const
         STW_REQUIRES(runtime_lock);
     [[nodiscard]] uint64_t room_number() const STW_REQUIRES(runtime_lock);
-    [[nodiscard]] uint64_t computed_now(const std::vector<PlanWork::Turn> &round) const
+    [[nodiscard]] uint64_t computed_now(const std::vector<PlanTurn> &round) const
         STW_REQUIRES(runtime_lock);
     void fill_plan(const schedule::Plan &plan, report::PlanReport *report) const;
     [[nodiscard]] uint32_t link_between(const schedule::Link &link) const;

@@ -9,6 +9,8 @@
 #include "lib/runtime/planning/plans.h"
 #include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/recording/phase.h"
+#include "lib/runtime/recording/recorder.h"
+#include "lib/schedule/lookahead/lookahead.h"
 #include "lib/support/assert.h"
 
 #include <algorithm>

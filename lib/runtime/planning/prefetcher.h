@@ -5,21 +5,18 @@
 #include "lib/runtime/addresses/metadata_user.h"
 #include "lib/runtime/dispatch/hook.h"
 #include "lib/runtime/recording/ground.h"
-#include "lib/runtime/recording/phase.h"
 
 namespace stepwell {
 
 class MetadataBudget;
 class PlanStore;
 
-class Prefetcher final : public DispatchHook, public MetadataUser, Ground {
+class Prefetcher final : public DispatchHook, public MetadataUser, Grounded {
 public:
     Prefetcher(const Ground &ground, MetadataBudget &metadata, PlanStore &plans)
-        : Ground(ground), metadata_(metadata), plans_(plans)
+        : Grounded(ground), metadata_(metadata), plans_(plans)
     {
     }
-    Prefetcher(const Prefetcher &) = delete;
-    Prefetcher &operator=(const Prefetcher &) = delete;
 
     void look_ahead() STW_REQUIRES(runtime_lock);
     void plan_now();

@@ -3,6 +3,8 @@
 #include "lib/runtime/ranks/collectives.h"
 
 #include "lib/collective/bucket.h"
+#include "lib/collective/disk_share.h"
+#include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/group/processors.h"
 #include "lib/runtime/group/state.h"
 #include "lib/runtime/ranks/memory.h"
@@ -31,6 +33,8 @@ RankQueue::RankQueue(residency::Core &core, PlaceId place, uint64_t whole_blocks
     : gathers(core, place, whole_blocks, kBucketBytes, kAheadMax)
 {
 }
+
+Ranks::~Ranks() = default;
 
 Ranks::Ranks(residency::Core &core, stw_group *group_handle, PlaceId at, uint64_t whole_blocks)
     : handle(group_handle), group(*group_handle->body), place(at), queue(core, at, whole_blocks)

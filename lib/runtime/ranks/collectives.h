@@ -16,14 +16,12 @@ public:
     virtual void run(Collective &work) STW_EXCLUDES(runtime_lock) = 0;
 };
 
-class Collectives final : public DispatchHook, public CallerWork, Ground {
+class Collectives final : public DispatchHook, public CallerWork, Grounded {
 public:
     Collectives(const Ground &ground, GroupMemory &group_memory)
-        : Ground(ground), group_memory_(group_memory)
+        : Grounded(ground), group_memory_(group_memory)
     {
     }
-    Collectives(const Collectives &) = delete;
-    Collectives &operator=(const Collectives &) = delete;
 
     Status open_ranks();
     void close_ranks();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The collective that gathers tensors: the memory it reads and writes on this rank, and what ranks
 // must know of each other before bytes move.
+#include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/ranks/wholes.h"
 
 #include "lib/collective/bucket.h"

@@ -6,6 +6,8 @@
 // small tensors is the end of the arena, so all that the engine accesses lies in it.
 #include "lib/runtime/ranks/memory.h"
 
+#include "lib/memory/host_pins.h"
+#include "lib/residency/core.h"
 #include "lib/runtime/group/state.h"
 #include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/views/streams.h"

@@ -2,7 +2,6 @@
 // The memory that collectives work on: the host's, or that of a device which the engine accepts.
 #pragma once
 
-#include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/recording/ground.h"
 #include "lib/support/status.h"
 
@@ -12,11 +11,9 @@ namespace stepwell {
 
 class StreamOrder;
 
-class GroupMemory final : Ground {
+class GroupMemory final : Grounded {
 public:
-    GroupMemory(const Ground &ground, StreamOrder &streams) : Ground(ground), streams_(streams) {}
-    GroupMemory(const GroupMemory &) = delete;
-    GroupMemory &operator=(const GroupMemory &) = delete;
+    GroupMemory(const Ground &ground, StreamOrder &streams) : Grounded(ground), streams_(streams) {}
 
     Status open_group_memory();
     void leave_group_memory();

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/runtime/ranks/shards.h"
 
+#include "lib/residency/core.h"
 #include "lib/runtime/addresses/addresses.h"
+#include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/group/state.h"
 #include "lib/runtime/ranks/memory.h"
 #include "lib/runtime/recording/grounds.h"

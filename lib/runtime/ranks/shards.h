@@ -2,7 +2,7 @@
 // This rank's shards, in pieces: fetched for collectives, copied, hinted.
 #pragma once
 
-#include "lib/runtime/dispatch/waiter.h"
+#include "lib/residency/types.h"
 #include "lib/runtime/recording/ground.h"
 #include "lib/support/status.h"
 
@@ -11,14 +11,12 @@ namespace stepwell {
 class AddressTable;
 class GroupMemory;
 
-class Shards final : Ground {
+class Shards final : Grounded {
 public:
     Shards(const Ground &ground, AddressTable &addresses, GroupMemory &group_memory)
-        : Ground(ground), addresses_(addresses), group_memory_(group_memory)
+        : Grounded(ground), addresses_(addresses), group_memory_(group_memory)
     {
     }
-    Shards(const Shards &) = delete;
-    Shards &operator=(const Shards &) = delete;
 
     Status take_pieces(Waiter &waiter, residency::FetchAsked &asked);
     void give_pieces(const Waiter &waiter, const residency::FetchAsked &asked, bool abandon);

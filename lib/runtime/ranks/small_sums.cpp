@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Small sums that go out together. Nothing waits for a bucket to fill: when a sum is executed,
 // ranks agree on how many of the next ones in all their queues go with it.
+#include "lib/residency/core.h"
+#include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/ranks/sums.h"
 
 #include "lib/runtime/addresses/addresses.h"

@@ -3,6 +3,7 @@
 // numbers that make the verdict of an optimizer step.
 #include "lib/runtime/ranks/sums.h"
 
+#include "lib/residency/core.h"
 #include "lib/runtime/addresses/addresses.h"
 #include "lib/runtime/dispatch/snapshot.h"
 #include "lib/runtime/group/state.h"
@@ -13,6 +14,7 @@
 #include "lib/runtime/ranks/small_sums.h"
 #include "lib/runtime/ranks/wholes.h"
 #include "lib/runtime/recording/grounds.h"
+#include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/tensors/buffers.h"
 #include "lib/runtime/updates/body.h"
 #include "lib/runtime/updates/tiers.h"

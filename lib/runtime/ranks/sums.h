@@ -5,6 +5,10 @@
 #include "lib/runtime/ranks/collectives.h"
 #include "lib/runtime/views/ends.h"
 
+namespace stepwell::update {
+struct StepOptions;
+}  // namespace stepwell::update
+
 namespace stepwell {
 
 class SmallSums;
@@ -18,12 +22,12 @@ class Shards;
 class Collectives;
 class Wholes;
 
-class Sums final : ViewKind, CollectiveRunner, Ground {
+class Sums final : ViewKind, CollectiveRunner, Grounded {
 public:
     Sums(const Ground &ground, AddressTable &addresses, PrivateBuffers &buffers, TierAccess &pieces,
          Meters &meters, GroupMemory &group_memory, Shards &shards, Collectives &collectives,
          Wholes &wholes)
-        : Ground(ground),
+        : Grounded(ground),
           addresses_(addresses),
           buffers_(buffers),
           pieces_(pieces),
@@ -34,8 +38,6 @@ public:
           wholes_(wholes)
     {
     }
-    Sums(const Sums &) = delete;
-    Sums &operator=(const Sums &) = delete;
 
     static Status agree_replicas(const stw_runtime_options &options, uint64_t blocks,
                                  Status status);

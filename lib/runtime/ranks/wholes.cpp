@@ -2,6 +2,7 @@
 // Gathered tensors, as the program fetches and releases them: decisions of the ledger, and views.
 #include "lib/runtime/ranks/wholes.h"
 
+#include "lib/residency/core.h"
 #include "lib/runtime/addresses/addresses.h"
 #include "lib/runtime/addresses/metadata.h"
 #include "lib/runtime/addresses/sink.h"
@@ -12,6 +13,7 @@
 #include "lib/runtime/ranks/memory.h"
 #include "lib/runtime/ranks/shards.h"
 #include "lib/runtime/recording/grounds.h"
+#include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/tensors/zeros.h"
 #include "lib/support/assert.h"
 

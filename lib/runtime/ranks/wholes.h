@@ -17,14 +17,19 @@ class GroupMemory;
 class Shards;
 class Collectives;
 
+struct FetchPlan;
 struct GatherLayout;
 
-class Wholes final : public DispatchHook, public ShardObserver, ViewKind, CollectiveRunner, Ground {
+class Wholes final : public DispatchHook,
+                     public ShardObserver,
+                     ViewKind,
+                     CollectiveRunner,
+                     Grounded {
 public:
     Wholes(const Ground &ground, AddressTable &addresses, MetadataBudget &metadata,
            TransferSink &sink, OwedZeros &zeros, Meters &meters, GroupMemory &group_memory,
            Shards &shards, Collectives &collectives)
-        : Ground(ground),
+        : Grounded(ground),
           addresses_(addresses),
           metadata_(metadata),
           sink_(sink),
@@ -35,8 +40,6 @@ public:
           collectives_(collectives)
     {
     }
-    Wholes(const Wholes &) = delete;
-    Wholes &operator=(const Wholes &) = delete;
 
     [[nodiscard]] Status wholes_fit(std::vector<const stw_tensor *> &tensors) const
         STW_REQUIRES(runtime_lock);

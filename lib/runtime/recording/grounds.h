@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The definitions of what ground.h declares.
+// Definitions of what ground.h declares and most sources use.
 #pragma once
 
 #include "lib/runtime/dispatch/dispatcher.h"
@@ -8,4 +8,3 @@
 #include "lib/runtime/handles/views.h"
 #include "lib/runtime/machine/machine.h"
 #include "lib/runtime/recording/ground.h"
-#include "lib/runtime/recording/recorder.h"

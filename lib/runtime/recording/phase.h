@@ -2,10 +2,17 @@
 // The runtime's state of a phase. Under the runtime's lock.
 #pragma once
 
+#include "lib/observe/step_stats.h"
 #include "lib/runtime/planner/asking.h"
-#include "lib/schedule/lookahead/lookahead.h"
+#include "lib/schedule/plan/planned.h"
 
 #include <memory>
+
+struct stw_phase;
+
+namespace stepwell::schedule {
+class Lookahead;
+}  // namespace stepwell::schedule
 
 namespace stepwell {
 

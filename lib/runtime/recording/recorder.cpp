@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/runtime/recording/recorder.h"
 
+#include "lib/observe/timeline.h"
 #include "lib/runtime/dispatch/dispatcher.h"
 #include "lib/runtime/dispatch/snapshot.h"
 #include "lib/runtime/handles/table.h"
 #include "lib/runtime/handles/views.h"
 #include "lib/runtime/machine/machine.h"
+#include "lib/runtime/recording/phase.h"
+#include "lib/schedule/lookahead/lookahead.h"
 #include "lib/support/assert.h"
 
 namespace stepwell {
@@ -18,6 +21,13 @@ schedule::Hint hint_of(uint32_t release_flags)
     if (release_flags & STW_RELEASE_FAR) return schedule::Hint::kFar;
     return (release_flags & STW_RELEASE_NEAR) ? schedule::Hint::kNear : schedule::Hint::kNone;
 }
+
+AccessRecorder::AccessRecorder(Dispatcher &dispatch, HandleTable &handles, Machine &machine,
+                               ViewTable &views)
+    : dispatch_(dispatch), handles_(handles), machine_(machine), views_(views)
+{
+}
+AccessRecorder::~AccessRecorder() = default;
 
 void AccessRecorder::drain_hits()
 {

@@ -4,15 +4,20 @@
 #pragma once
 
 #include "lib/observe/step_history.h"
-#include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/handles/lock.h"
-#include "lib/runtime/recording/phase.h"
+#include "lib/schedule/plan/planned.h"
+
+struct stw_phase;
+struct stw_tensor;
 
 namespace stepwell {
 
 class Dispatcher;
-struct Machine;
+struct FetchPlan;
 class HandleTable;
+struct Machine;
+struct Phase;
+struct Range;
 class ViewTable;
 
 // From STW_RELEASE_* flags.
@@ -20,10 +25,8 @@ schedule::Hint hint_of(uint32_t flags);
 
 class AccessRecorder final {
 public:
-    AccessRecorder(Dispatcher &dispatch, HandleTable &handles, Machine &machine, ViewTable &views)
-        : dispatch_(dispatch), handles_(handles), machine_(machine), views_(views)
-    {
-    }
+    AccessRecorder(Dispatcher &dispatch, HandleTable &handles, Machine &machine, ViewTable &views);
+    ~AccessRecorder();
     AccessRecorder(const AccessRecorder &) = delete;
     AccessRecorder &operator=(const AccessRecorder &) = delete;
 

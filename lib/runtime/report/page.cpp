@@ -4,10 +4,12 @@
 #include "lib/runtime/report/page.h"
 
 #include "lib/report/live.h"
+#include "lib/residency/core.h"
 #include "lib/runtime/machine/meters.h"
 #include "lib/runtime/optimizers/table.h"
 #include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/recording/phase.h"
+#include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/report/reporter.h"
 #include "lib/runtime/report/stats_page.h"
 
@@ -28,7 +30,7 @@ struct Stats {
 
 StatsPublisher::StatsPublisher(const Ground &ground, OptimizerTable &optimizers, Reporter &reporter,
                                Meters &meters)
-    : Ground(ground), optimizers_(optimizers), reporter_(reporter), meters_(meters)
+    : Grounded(ground), optimizers_(optimizers), reporter_(reporter), meters_(meters)
 {
 }
 

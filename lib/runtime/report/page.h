@@ -13,12 +13,10 @@ class Meters;
 
 struct Stats;
 
-class StatsPublisher final : public DispatchHook, Ground {
+class StatsPublisher final : public DispatchHook, Grounded {
 public:
     StatsPublisher(const Ground &ground, OptimizerTable &optimizers, Reporter &reporter,
                    Meters &meters);
-    StatsPublisher(const StatsPublisher &) = delete;
-    StatsPublisher &operator=(const StatsPublisher &) = delete;
 
     // If the system refuses the page, there is none.
     void open();

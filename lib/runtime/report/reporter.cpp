@@ -2,6 +2,9 @@
 // The runtime's reports: totals per tier and link, the report, the timeline.
 #include "lib/runtime/report/reporter.h"
 
+#include "lib/memory/host_pins.h"
+#include "lib/memory/scratch.h"
+#include "lib/residency/core.h"
 #include "lib/runtime/addresses/metadata.h"
 #include "lib/runtime/calls/reductions.h"
 #include "lib/runtime/calls/steps.h"
@@ -11,10 +14,13 @@
 #include "lib/runtime/planning/plans.h"
 #include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/recording/phase.h"
+#include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/victims/scoring.h"
 #include "lib/runtime/victims/victims.h"
 
 #include "drivers/registry.h"
+#include "lib/transfer/engine.h"
+#include "lib/update/pipeline.h"
 
 #include <algorithm>
 #include <cstring>

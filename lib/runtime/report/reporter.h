@@ -3,9 +3,14 @@
 #pragma once
 
 #include "lib/report/report.h"
-#include "lib/runtime/dispatch/waiter.h"
+#include "lib/runtime/handles/lock.h"
 #include "lib/runtime/recording/ground.h"
 #include "lib/support/status.h"
+
+struct stw_device_info;
+struct stw_driver_info;
+struct stw_link_stats;
+struct stw_tier_stats;
 
 namespace stepwell {
 
@@ -17,12 +22,12 @@ class OptimizerTable;
 class Reductions;
 class Steps;
 
-class Reporter final : Ground {
+class Reporter final : Grounded {
 public:
     Reporter(const Ground &ground, MetadataBudget &metadata, Meters &meters, PlanStore &plans,
              VictimPolicy &victims, OptimizerTable &optimizers, Reductions &reductions,
              Steps &steps)
-        : Ground(ground),
+        : Grounded(ground),
           metadata_(metadata),
           meters_(meters),
           plans_(plans),
@@ -32,8 +37,6 @@ public:
           steps_(steps)
     {
     }
-    Reporter(const Reporter &) = delete;
-    Reporter &operator=(const Reporter &) = delete;
 
     Status tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stats_out);
     Status link_stats(uint32_t link, uint32_t device, stw_link_stats *stats_out);

@@ -3,9 +3,11 @@
 // generations need for tensors that do not exist.
 #include "lib/runtime/restored/restored.h"
 
+#include "lib/residency/core.h"
 #include "lib/runtime/addresses/sink.h"
 #include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/restored/durable.h"
+#include "lib/transfer/engine.h"
 
 #include <algorithm>
 #include <cinttypes>
@@ -13,9 +15,17 @@
 #include <string_view>
 #include <utility>
 
+#include <stepwell/tensor.h>
+
 namespace stepwell {
 
 using residency::TensorId;
+
+RestoredTensors::RestoredTensors(const Ground &ground, TransferSink &sink)
+    : Grounded(ground), sink_(sink)
+{
+}
+RestoredTensors::~RestoredTensors() = default;
 
 Status RestoredTensors::check_durable(const stw_tensor_spec &spec,
                                       const residency::Policy &policy) const

@@ -4,15 +4,23 @@
 #pragma once
 
 #include "lib/runtime/addresses/sink.h"
-#include "lib/runtime/restored/durable.h"
+
+struct stw_tensor;
+struct stw_tensor_spec;
+
+namespace stepwell::store {
+struct Manifest;
+struct StoredTensor;
+}  // namespace stepwell::store
 
 namespace stepwell {
 
-class RestoredTensors final : public PackObserver, Ground {
+struct CommitWork;
+struct Durable;
+class RestoredTensors final : public PackObserver, Grounded {
 public:
-    RestoredTensors(const Ground &ground, TransferSink &sink) : Ground(ground), sink_(sink) {}
-    RestoredTensors(const RestoredTensors &) = delete;
-    RestoredTensors &operator=(const RestoredTensors &) = delete;
+    RestoredTensors(const Ground &ground, TransferSink &sink);
+    ~RestoredTensors() override;
 
     void expect_tensors(store::Manifest manifest);
     void take_restored(const std::string &name, bool taken) STW_REQUIRES(runtime_lock);

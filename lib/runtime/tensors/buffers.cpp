@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/runtime/tensors/buffers.h"
 
+#include "lib/residency/core.h"
 #include "lib/runtime/addresses/addresses.h"
 #include "lib/runtime/addresses/metadata.h"
 #include "lib/runtime/addresses/sink.h"
+#include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/tensors/placement.h"
 #include "lib/support/assert.h"

@@ -2,8 +2,8 @@
 // Private buffers of views that sum or convert: created, added to their gradient, destroyed.
 #pragma once
 
-#include "lib/runtime/dispatch/waiter.h"
-#include "lib/runtime/handles/views.h"
+#include "lib/residency/types.h"
+#include "lib/runtime/handles/lock.h"
 #include "lib/runtime/recording/ground.h"
 #include "lib/support/status.h"
 
@@ -14,19 +14,17 @@ class MetadataBudget;
 class Placement;
 class TransferSink;
 
-class PrivateBuffers final : Ground {
+class PrivateBuffers final : Grounded {
 public:
     PrivateBuffers(const Ground &ground, AddressTable &addresses, MetadataBudget &metadata,
                    Placement &placement, TransferSink &sink)
-        : Ground(ground),
+        : Grounded(ground),
           addresses_(addresses),
           metadata_(metadata),
           placement_(placement),
           sink_(sink)
     {
     }
-    PrivateBuffers(const PrivateBuffers &) = delete;
-    PrivateBuffers &operator=(const PrivateBuffers &) = delete;
 
     void drop_scratches(FetchPlan &plan);
     Status make_scratch(Range &range) STW_REQUIRES(runtime_lock);

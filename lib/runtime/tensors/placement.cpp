@@ -4,6 +4,7 @@
 #include "lib/runtime/tensors/placement.h"
 
 #include "lib/report/report.h"
+#include "lib/residency/core.h"
 #include "lib/runtime/dispatch/snapshot.h"
 #include "lib/runtime/recording/grounds.h"
 

@@ -3,20 +3,19 @@
 // never on current residency.
 #pragma once
 
-#include "lib/runtime/dispatch/waiter.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/runtime/handles/lock.h"
 #include "lib/runtime/recording/ground.h"
 #include "lib/support/status.h"
+#include "lib/update/pipeline.h"
 
 namespace stepwell {
 
-class Placement final : Ground {
+class Placement final : Grounded {
 public:
-    Placement(const Ground &ground, uint32_t preset_of_all) : Ground(ground), preset(preset_of_all)
+    Placement(const Ground &ground, uint32_t preset_of_all)
+        : Grounded(ground), preset(preset_of_all)
     {
     }
-    Placement(const Placement &) = delete;
-    Placement &operator=(const Placement &) = delete;
 
     residency::Policy default_policy(uint32_t role) const;
     Status to_policy(const stw_policy *from, uint32_t role, residency::Policy *policy_out) const;

@@ -3,11 +3,13 @@
 #include "lib/runtime/tensors/registry.h"
 
 #include "lib/report/report.h"
+#include "lib/residency/core.h"
 #include "lib/runtime/addresses/addresses.h"
 #include "lib/runtime/addresses/metadata.h"
 #include "lib/runtime/addresses/sink.h"
 #include "lib/runtime/group/state.h"
 #include "lib/runtime/recording/grounds.h"
+#include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/restored/restored.h"
 #include "lib/runtime/tensors/placement.h"
 #include "lib/runtime/tensors/zeros.h"

@@ -2,13 +2,19 @@
 // Tensors of the program: handles, names, shapes, policies.
 #pragma once
 
-#include "lib/runtime/dispatch/waiter.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/residency/types.h"
+#include "lib/runtime/handles/lock.h"
 #include "lib/runtime/recording/ground.h"
 #include "lib/support/status.h"
 
+#include <map>
+
+struct stw_tensor_info;
+
 namespace stepwell {
 
+struct Sharding;
+struct TensorHolder;
 class AddressTable;
 class MetadataBudget;
 class TransferSink;
@@ -33,12 +39,12 @@ public:
         STW_REQUIRES(runtime_lock) = 0;
 };
 
-class TensorRegistry final : Ground {
+class TensorRegistry final : Grounded {
 public:
     TensorRegistry(const Ground &ground, AddressTable &addresses, MetadataBudget &metadata,
                    TransferSink &sink, RestoredTensors &restored, Placement &placement,
                    OwedZeros &zeros)
-        : Ground(ground),
+        : Grounded(ground),
           addresses_(addresses),
           metadata_(metadata),
           sink_(sink),
@@ -47,8 +53,6 @@ public:
           zeros_(zeros)
     {
     }
-    TensorRegistry(const TensorRegistry &) = delete;
-    TensorRegistry &operator=(const TensorRegistry &) = delete;
 
     Status create_tensors(const stw_tensor_spec *specs, uint32_t n, stw_tensor **tensors_out);
     Status destroy_tensors(stw_tensor *const *tensors, uint32_t n);

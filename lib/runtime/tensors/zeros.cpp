@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/runtime/tensors/zeros.h"
 
+#include "lib/residency/core.h"
 #include "lib/runtime/recording/grounds.h"
+#include "lib/update/pipeline.h"
 
 namespace stepwell {
 

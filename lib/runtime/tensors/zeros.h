@@ -2,16 +2,18 @@
 // Empty tensors that read as zeros: the zeros are written when the bytes are needed.
 #pragma once
 
-#include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/residency/types.h"
+#include "lib/runtime/handles/lock.h"
 #include "lib/runtime/recording/ground.h"
+
+#include <atomic>
+#include <set>
 
 namespace stepwell {
 
-class OwedZeros final : Ground {
+class OwedZeros final : Grounded {
 public:
-    OwedZeros(const Ground &ground) : Ground(ground) {}
-    OwedZeros(const OwedZeros &) = delete;
-    OwedZeros &operator=(const OwedZeros &) = delete;
+    OwedZeros(const Ground &ground) : Grounded(ground) {}
 
     void note_zeros(residency::TensorId tensor) STW_REQUIRES(runtime_lock);
     Status write_zeros(const stw_tensor *tensor);

@@ -4,6 +4,7 @@
 #include "lib/runtime/updates/devices.h"
 
 #include "lib/memory/driver_reason.h"
+#include "lib/residency/core.h"
 #include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/tensors/placement.h"
 #include "lib/runtime/updates/piece_fetch.h"

@@ -11,14 +11,12 @@ struct PieceFetch;
 class Placement;
 class StreamOrder;
 
-class DeviceUpdates final : public update::Devices, Ground {
+class DeviceUpdates final : public update::Devices, Grounded {
 public:
     DeviceUpdates(const Ground &ground, Placement &placement, StreamOrder &streams)
-        : Ground(ground), placement_(placement), streams_(streams)
+        : Grounded(ground), placement_(placement), streams_(streams)
     {
     }
-    DeviceUpdates(const DeviceUpdates &) = delete;
-    DeviceUpdates &operator=(const DeviceUpdates &) = delete;
 
     residency::PlaceId place_for(uint32_t algorithm, const residency::TensorId *kept,
                                  uint32_t kept_count, const residency::TensorId *others,

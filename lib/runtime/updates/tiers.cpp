@@ -3,14 +3,21 @@
 // CPU can work on them. Called by the pipeline's threads with none of its locks held.
 #include "lib/runtime/updates/tiers.h"
 
+#include "lib/residency/core.h"
 #include "lib/runtime/addresses/addresses.h"
 #include "lib/runtime/recording/grounds.h"
+#include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/updates/devices.h"
 #include "lib/runtime/updates/piece_fetch.h"
 #include "lib/runtime/views/sleepers.h"
 #include "lib/support/assert.h"
 
 namespace stepwell {
+
+uint64_t TierAccess::block_bytes() const
+{
+    return machine_.block_bytes;
+}
 
 residency::ClaimId TierAccess::claim(const residency::TensorId *tensors, uint32_t n)
 {

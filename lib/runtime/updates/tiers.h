@@ -3,8 +3,8 @@
 // them.
 #pragma once
 
-#include "lib/runtime/machine/machine.h"
 #include "lib/runtime/recording/ground.h"
+#include "lib/update/tiers.h"
 
 namespace stepwell {
 
@@ -12,18 +12,16 @@ class AddressTable;
 class Sleepers;
 class DeviceUpdates;
 
-class TierAccess final : public update::Tiers, Ground {
+class TierAccess final : public update::Tiers, Grounded {
 public:
     TierAccess(const Ground &ground, AddressTable &addresses, Sleepers &sleepers,
                DeviceUpdates &device_updates)
-        : Ground(ground),
+        : Grounded(ground),
           addresses_(addresses),
           sleepers_(sleepers),
           device_updates_(device_updates)
     {
     }
-    TierAccess(const TierAccess &) = delete;
-    TierAccess &operator=(const TierAccess &) = delete;
 
     residency::ClaimId claim(const residency::TensorId *tensors, uint32_t n) override;
     void unclaim(residency::ClaimId claim, const residency::TensorId *tensors, uint32_t n,
@@ -41,7 +39,7 @@ public:
     void updates_wait() override;
     residency::ClaimId claim_alone(residency::TensorId tensor);
 
-    [[nodiscard]] uint64_t block_bytes() const override { return machine_.block_bytes; }
+    [[nodiscard]] uint64_t block_bytes() const override;
     [[nodiscard]] uint64_t pack_offset(residency::TensorId tensor) const override;
 
 private:

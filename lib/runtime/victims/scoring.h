@@ -3,7 +3,7 @@
 // by a separate thread with no lock held.
 #pragma once
 
-#include "lib/residency/core.h"
+#include "lib/residency/types.h"
 #include "lib/support/thread_annotations.h"
 
 #include <stepwell/victim.h>

@@ -4,8 +4,10 @@
 // none while it calls the program.
 #include "lib/runtime/victims/victims.h"
 
+#include "lib/residency/core.h"
 #include "lib/runtime/addresses/metadata.h"
 #include "lib/runtime/recording/grounds.h"
+#include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/victims/scoring.h"
 #include "lib/support/signals.h"
 

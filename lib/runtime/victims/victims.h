@@ -11,14 +11,12 @@
 namespace stepwell {
 
 class MetadataBudget;
-class VictimPolicy final : public DispatchHook, public MetadataUser, Ground {
+class VictimPolicy final : public DispatchHook, public MetadataUser, Grounded {
 public:
     VictimPolicy(const Ground &ground, MetadataBudget &metadata)
-        : Ground(ground), metadata_(metadata)
+        : Grounded(ground), metadata_(metadata)
     {
     }
-    VictimPolicy(const VictimPolicy &) = delete;
-    VictimPolicy &operator=(const VictimPolicy &) = delete;
 
     Status set_victim_policy(const stw_victim_policy *policy, uint64_t timeout_ns);
     Status end_policy(uint64_t timeout_ns);

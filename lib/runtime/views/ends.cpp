@@ -3,20 +3,29 @@
 // core what became of the bytes.
 #include "lib/runtime/views/ends.h"
 
+#include "lib/residency/core.h"
 #include "lib/runtime/addresses/addresses.h"
 #include "lib/runtime/dispatch/snapshot.h"
 #include "lib/runtime/recording/grounds.h"
+#include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/tensors/buffers.h"
 #include "lib/runtime/tensors/registry.h"
 #include "lib/runtime/tensors/zeros.h"
 #include "lib/runtime/views/streams.h"
 #include "lib/support/assert.h"
+#include "lib/update/pipeline.h"
 
 #include <algorithm>
 #include <new>
 #include <utility>
 
 namespace stepwell {
+
+// A gradient that was measured when its view ended.
+struct Measured {
+    uint64_t order = 0;  // 0: not measured
+    update::Measurement measurement;
+};
 namespace {
 
 constexpr uint32_t kHints = STW_RELEASE_FAR | STW_RELEASE_NEAR | STW_RELEASE_DISCARD;

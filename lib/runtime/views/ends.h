@@ -2,14 +2,13 @@
 // The end of views: read views of resident tensors without the lock, other views by their kind.
 #pragma once
 
-#include "lib/runtime/dispatch/waiter.h"
-#include "lib/runtime/handles/views.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/memory/streams.h"
 #include "lib/runtime/recording/ground.h"
 #include "lib/support/status.h"
 
 namespace stepwell {
 
+struct Measured;
 class AddressTable;
 class PrivateBuffers;
 class OwedZeros;
@@ -23,17 +22,11 @@ public:
     virtual Status end(const ViewSlot &view, bool by_gate, uint32_t flags) = 0;
 };
 
-// A gradient that was measured when its view ended.
-struct Measured {
-    uint64_t order = 0;  // 0: not measured
-    update::Measurement measurement;
-};
-
-class ViewEnds final : Ground {
+class ViewEnds final : Grounded {
 public:
     ViewEnds(const Ground &ground, AddressTable &addresses, PrivateBuffers &buffers,
              OwedZeros &zeros, TensorRegistry &registry, StreamOrder &streams)
-        : Ground(ground),
+        : Grounded(ground),
           addresses_(addresses),
           buffers_(buffers),
           zeros_(zeros),
@@ -41,8 +34,6 @@ public:
           streams_(streams)
     {
     }
-    ViewEnds(const ViewEnds &) = delete;
-    ViewEnds &operator=(const ViewEnds &) = delete;
 
     Status release(stw_view *views, uint32_t n, void *stream, uint32_t flags);
     [[nodiscard]] Status check_open(const stw_view &view) const;

@@ -2,8 +2,10 @@
 // Hits, which pin a gate without the lock, and views of what the core granted.
 #include "lib/runtime/views/hits.h"
 
+#include "lib/residency/gate.h"
 #include "lib/runtime/dispatch/snapshot.h"
 #include "lib/runtime/recording/grounds.h"
+#include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/views/ends.h"
 #include "lib/runtime/views/streams.h"
 

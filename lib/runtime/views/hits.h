@@ -2,25 +2,26 @@
 // Read views of resident tensors, without the lock, an allocation or a system call.
 #pragma once
 
-#include "lib/runtime/dispatch/waiter.h"
-#include "lib/runtime/handles/views.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/residency/types.h"
 #include "lib/runtime/recording/ground.h"
 #include "lib/support/status.h"
 
+namespace stepwell::memory {
+struct Tier;
+}  // namespace stepwell::memory
+
 namespace stepwell {
 
+struct HitChain;
 class StreamOrder;
 class ViewEnds;
 
-class HitPath final : Ground {
+class HitPath final : Grounded {
 public:
     HitPath(const Ground &ground, StreamOrder &streams, ViewEnds &ends)
-        : Ground(ground), streams_(streams), ends_(ends)
+        : Grounded(ground), streams_(streams), ends_(ends)
     {
     }
-    HitPath(const HitPath &) = delete;
-    HitPath &operator=(const HitPath &) = delete;
 
     // False: not a hit. The caller then fetches the regular way.
     bool fetch_hit(const Range &range, uint64_t step, void *stream, stw_view *view_out);

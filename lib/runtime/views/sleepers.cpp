@@ -4,9 +4,13 @@
 #include "lib/runtime/views/sleepers.h"
 
 #include "lib/observe/nvtx.h"
+#include "lib/residency/core.h"
 #include "lib/runtime/dispatch/snapshot.h"
 #include "lib/runtime/machine/touches.h"
 #include "lib/runtime/recording/grounds.h"
+#include "lib/runtime/recording/recorder.h"
+#include "lib/transfer/engine.h"
+#include "lib/update/pipeline.h"
 
 #include <algorithm>
 

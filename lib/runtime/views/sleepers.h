@@ -4,8 +4,11 @@
 #pragma once
 
 #include "lib/runtime/dispatch/hook.h"
-#include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/recording/ground.h"
+
+namespace stepwell::observe {
+enum class Stall : uint8_t;
+}  // namespace stepwell::observe
 
 namespace stepwell {
 
@@ -22,11 +25,9 @@ public:
     virtual void notify() STW_REQUIRES(runtime_lock) = 0;
 };
 
-class Sleepers final : public DispatchHook, Ground {
+class Sleepers final : public DispatchHook, Grounded {
 public:
-    Sleepers(const Ground &ground) : Ground(ground) {}
-    Sleepers(const Sleepers &) = delete;
-    Sleepers &operator=(const Sleepers &) = delete;
+    Sleepers(const Ground &ground) : Grounded(ground) {}
 
     bool waits_for_itself(const Waiter &waiter, std::string *tensor_out) STW_REQUIRES(runtime_lock);
     [[nodiscard]] observe::Stall cause_of(const Waiter &waiter) const STW_REQUIRES(runtime_lock);

@@ -3,6 +3,8 @@
 // streams.h; this finds the blocks. Copies are ordered by StreamOrdering.
 #include "lib/runtime/views/streams.h"
 
+#include "lib/memory/host_pins.h"
+#include "lib/residency/core.h"
 #include "lib/runtime/addresses/addresses.h"
 #include "lib/runtime/dispatch/snapshot.h"
 #include "lib/runtime/recording/grounds.h"

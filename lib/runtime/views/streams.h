@@ -2,24 +2,22 @@
 // The order of work on devices with streams when a view is opened and when it ends.
 #pragma once
 
-#include "lib/runtime/dispatch/waiter.h"
-#include "lib/runtime/handles/views.h"
-#include "lib/runtime/machine/machine.h"
+#include "lib/memory/streams.h"
 #include "lib/runtime/recording/ground.h"
 #include "lib/support/status.h"
+
+#include <functional>
 
 namespace stepwell {
 
 class AddressTable;
 
-class StreamOrder final : Ground {
+class StreamOrder final : Grounded {
 public:
     StreamOrder(const Ground &ground, AddressTable &addresses)
-        : Ground(ground), addresses_(addresses)
+        : Grounded(ground), addresses_(addresses)
     {
     }
-    StreamOrder(const StreamOrder &) = delete;
-    StreamOrder &operator=(const StreamOrder &) = delete;
 
     // INVALID: not a stream of a device of this runtime. At a place: STW_STREAM_HOST is INVALID
     // too if the place has streams.

@@ -2,6 +2,7 @@
 // The candidates, and how replays judge them.
 #include "lib/schedule/plan/choose.h"
 
+#include "lib/schedule/plan/policies.h"
 #include "lib/schedule/replay/ahead.h"
 #include "lib/support/assert.h"
 

@@ -3,7 +3,8 @@
 // link time is chosen. Pure.
 #pragma once
 
-#include "lib/schedule/plan/policies.h"
+#include "lib/schedule/replay/replay.h"
+#include "lib/schedule/trace/uses.h"
 
 namespace stepwell::schedule {
 

@@ -8,13 +8,17 @@
 // Pure; one thread. The same steps give the same results.
 #pragma once
 
-#include "lib/residency/core.h"
+#include "lib/residency/policy.h"
 #include "lib/schedule/replay/virtual_links.h"
 #include "lib/schedule/trace/step.h"
 
 #include <atomic>
 #include <memory>
 #include <optional>
+
+namespace stepwell::residency {
+class Core;
+}  // namespace stepwell::residency
 
 namespace stepwell::schedule {
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "lib/residency/command_loop.h"
+#include "lib/residency/core.h"
 #include "lib/schedule/replay/replay.h"
 
 #include <array>

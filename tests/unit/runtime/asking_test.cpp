@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // When another plan is asked for: for what there is none, as long as planning is cheap.
 #include "lib/runtime/planner/asking.h"
+#include "lib/runtime/planner/work.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +12,7 @@ using Made = std::vector<std::unique_ptr<PlanWork>>;
 
 constexpr uint64_t kMs = 1'000'000;
 
-PlanWork work_of(std::vector<PlanWork::Turn> round = {{0, 11}})
+PlanWork work_of(std::vector<PlanTurn> round = {{0, 11}})
 {
     PlanWork work;
     work.round = std::move(round);

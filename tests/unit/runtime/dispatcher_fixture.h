@@ -4,7 +4,9 @@
 // timer waits for time to pass, so a lost wake-up makes a test hang.
 #pragma once
 
+#include "lib/residency/core.h"
 #include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/dispatch/waiter.h"
 
 #include <algorithm>
 #include <deque>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A plan: what replays chose, followed along a program that the core asks about.
 #include "lib/schedule/plan/plan.h"
+#include "lib/schedule/plan/policies.h"
 #include "tests/unit/schedule/replay_fixture.h"
 
 #include <cmath>

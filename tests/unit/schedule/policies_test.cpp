@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Claims about single policies and about the choice among them.
 #include "lib/schedule/plan/choose.h"
+#include "lib/schedule/plan/policies.h"
 #include "tests/unit/schedule/replay_fixture.h"
 
 #include <random>

@@ -2,6 +2,7 @@
 // What a replay brings ahead, as the runtime would: over a disk that moves a block in a
 // millisecond.
 #include "lib/schedule/plan/choose.h"
+#include "lib/schedule/plan/policies.h"
 #include "lib/schedule/replay/ahead.h"
 #include "tests/unit/schedule/replay_fixture.h"
 

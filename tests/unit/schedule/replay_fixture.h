@@ -2,6 +2,7 @@
 // A machine of a device and a disk, tensors of whole blocks, and steps written as a few words.
 #pragma once
 
+#include "lib/residency/core.h"
 #include "lib/schedule/replay/replay.h"
 #include "tests/unit/schedule/time.h"
 

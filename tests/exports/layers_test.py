@@ -62,6 +62,18 @@ class Layers(unittest.TestCase):
         self.refuses("lib/schedule/advice/a.h", "lib/schedule/b.h",
                      "lib/schedule/advice looks up at lib/schedule")
 
+    def test_a_header_of_the_runtime_draws_in_few(self):
+        public = {f"include/stepwell/h{i}.h": "#pragma once\n" for i in range(25)}
+        first = "".join(f"#include <stepwell/h{i}.h>\n" for i in range(24))
+        files = {**public, "lib/support/b.h": first,
+                 "lib/runtime/a.h": '#include "lib/support/b.h"\n'}
+        self.assertEqual(checked(files), (0, []))
+        files["lib/support/b.h"] += "#include <stepwell/h24.h>\n"
+        self.assertEqual(checked(files), (1, ["lib/runtime/a.h: draws in 26 project headers, more "
+                                              "than 25"]))
+        files["lib/runtime/open/runtime.h"] = files.pop("lib/runtime/a.h")
+        self.assertEqual(checked(files), (0, []))
+
     def test_every_folder_has_a_place(self):
         self.refuses("lib/attic/a.h", "lib/support/b.h",
                      "lib/attic has no place in the order of layers")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stepwell: memory tiers for programs whose data is larger than the memory they compute in.
+"""Stepwell: memory tiers for programs whose data does not fit into the memory they compute in.
 
     with stepwell.Runtime(host_bytes=256 << 20,
                           nvme=stepwell.Nvme(".", 1 << 30)) as runtime:

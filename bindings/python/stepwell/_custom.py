@@ -16,20 +16,20 @@ GradientDtypes = Dict[int, int]
 
 @dataclass
 class UpdatePiece:
-    """A range of one parameter that is updated now: fp32 arrays, which end with the call.
+    """The range of one parameter that is being updated: fp32 arrays, valid during the call.
 
     values and states are the memory itself: the function writes or assigns the new parameter and
-    the new states. gradient is a copy, with the scale and the clip multiplied in.
+    the new states. gradient is a copy, already multiplied by the scale and the clip coefficient.
     """
 
-    values: Any               # or the master of a bf16 or f16 parameter, which the library rounds
+    values: Any               # or the master of a bf16 or f16 parameter; the library rounds it
     gradient: Any
     states: Dict[str, Any]
-    begin: int                # first element, of the flattened tensor
+    begin: int                # first element in the flattened tensor
     step: int                 # number of updates of this parameter, including this one
     lr: float
     weight_decay: float
-    hyper: Any                # all of the group, as in stw_hyper
+    hyper: Any                # all hyper-parameters of the group, as in stw_hyper
 
 
 def array_at(address: int, count: int, dtype: Any) -> Any:
@@ -49,8 +49,8 @@ def widened(address: int, count: int, dtype: int) -> Any:
 
 def kernel_over_arrays(function: Callable[[UpdatePiece], Any], states: Sequence[str],
                        dtypes: GradientDtypes) -> Callable[[Any, Any], int]:
-    """A kernel of the C API that calls the function. An exception fails the update and is passed to
-    sys.excepthook."""
+    """A kernel of the C API that calls the function. An exception makes the update fail and is
+    passed to sys.excepthook."""
     if numpy is None:
         raise ImportError("an update in Python needs NumPy (pip install numpy)")
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DLPack: views and addresses as capsules for other array libraries. The contents of a capsule, its
-names and its destructor are C: it may end on any thread, after the runtime, and at the end of the
-interpreter, when no Python can run any more.
+names and its destructor are in C: it may end on any thread, after the runtime, and at the end of
+the interpreter, when no Python code can run.
 """
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ._tensor import Tensor
 
 Device = Tuple[int, int]
-CPU: Device = (1, 0)  # DLPack's kDLCPU: where all tiers of the built-in drivers are
-_CUDA = 2  # kDLCUDA, beside the device's ordinal
+CPU: Device = (1, 0)  # DLPack's kDLCPU: the device of all tiers of the built-in drivers
+_CUDA = 2  # kDLCUDA, combined with the device's ordinal
 Version = Optional[Tuple[int, int]]
 
 _python = ctypes.pythonapi
@@ -36,7 +36,7 @@ _NAME, _NAME_VERSIONED = (_exchange.NAMES[name][0]
 
 
 def is_versioned(max_version: Version, dtype: int) -> bool:
-    """The form that the consumer asks for; a BufferError for unsupported arguments."""
+    """Whether the consumer requests the versioned form; BufferError for unsupported arguments."""
     versioned = max_version is not None and max_version[0] >= 1
     if dtype in (Dtype.F8_E4M3, Dtype.F8_E5M2) and (max_version or (0, 0)) < (1, 1):
         raise BufferError("8-bit floats are in DLPack 1.1 and later, and the consumer asks for "
@@ -62,14 +62,14 @@ def consumer_stream(stream: Optional[int], device: Device, own: Optional[int]) -
     if stream == 0:
         raise BufferError("stream 0 has two meanings with CUDA: DLPack says 1 for the legacy "
                           "default stream and 2 for that of the thread")
-    if stream == -1:  # the consumer orders itself after the view's
+    if stream == -1:  # the consumer orders its work after the view's stream itself
         return own
-    # DLPack's numbers of the default streams are the library's.
+    # DLPack and the library use the same numbers for the default streams.
     return Stream.LEGACY if stream is None else stream
 
 
 def capsule(versioned: bool, status: int, made: Any) -> Any:
-    """A capsule around the object that a call with that status has written to `made`."""
+    """A capsule around the object that a call with this status has written to `made`."""
     if status == _abi.STW_ERROR_UNSUPPORTED:
         raise BufferError(str(error_of(status)))
     if status:
@@ -78,14 +78,14 @@ def capsule(versioned: bool, status: int, made: Any) -> Any:
 
 
 def view_capsule(versioned: bool, view: Any, stream: Any) -> Any:
-    """A capsule of a view, which moves into it."""
+    """A capsule into which a view moves."""
     made = _pointer()
     export = _export if versioned else _export_legacy
     return capsule(versioned, export(_byref(view), stream, _byref(made)), made)
 
 
 def copied(array: Any, dtype: int, max_version: Version) -> Any:
-    """A capsule of NumPy around a copy, which pins nothing."""
+    """A NumPy capsule around a copy, which pins nothing."""
     if numpy is None or dtype in (Dtype.BF16, Dtype.F8_E4M3, Dtype.F8_E5M2):
         raise BufferError("copy=True needs NumPy and a dtype that it has; export without a copy "
                           "and copy what the consumer made of it")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Element types, and memory of the caller as pointer and size: NumPy arrays, buffers, and arrays of
+"""Element types, and the caller's memory as pointer and size: NumPy arrays, buffers, and arrays of
 any library that exports them by DLPack. NumPy is optional.
 """
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Dtype(IntEnum):
     BOOL = _abi.STW_BOOL
 
 
-# NumPy's names. It has no bf16 and no f8: their arrays have the bits as integers.
+# NumPy's names. NumPy has no bf16 and no f8: these arrays hold the bits as integers.
 NUMPY_NAMES: Dict[int, str] = {
     Dtype.F32: "float32", Dtype.F16: "float16", Dtype.BF16: "uint16", Dtype.F64: "float64",
     Dtype.F8_E4M3: "uint8", Dtype.F8_E5M2: "uint8", Dtype.I64: "int64", Dtype.I32: "int32",
@@ -78,12 +78,12 @@ def dtype_of(value: Any) -> Dtype:
 
 
 class Memory(NamedTuple):
-    """Contiguous memory of the caller. owner keeps it alive."""
+    """Contiguous memory of the caller, kept alive by `owner`."""
 
     owner: Any
     pointer: int
     bytes: int
-    dtype: Optional[Dtype]  # None: not given, then the tensor's
+    dtype: Optional[Dtype]  # None: not given; the tensor's dtype applies
 
 
 def readable(source: Any, dtype: int, given: Any = None) -> Memory:
@@ -141,14 +141,14 @@ def memory_of_export(made: _exchange.Exported, given: Any = None) -> Memory:
 
 
 def numpy_code(array: Any, dtype: int) -> Optional[Dtype]:
-    """The array's dtype, unless it is the representation of `dtype` there."""
+    """The array's dtype; None if it is NumPy's representation of `dtype`."""
     return None if array.dtype == NUMPY_DTYPES[dtype] else dtype_of(array.dtype)
 
 
 def buffer_code(view: memoryview, dtype: int) -> Optional[Dtype]:
     letter = view.format.lstrip("@=<")
     if letter == "H" and dtype == Dtype.BF16:
-        return None  # its bits
+        return None  # the bits of bf16
     if letter == "l" and view.itemsize == 4:
         return Dtype.I32  # of standard size
     if letter not in FORMATS:

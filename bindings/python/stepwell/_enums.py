@@ -85,7 +85,7 @@ class Link(IntEnum):
 
 
 class Allow(IntFlag):
-    """Tiers of a policy; also where a tensor has a valid replica."""
+    """Tiers of a policy; also the tiers at which a tensor has a valid replica."""
 
     DEVICE = _abi.STW_ALLOW_DEVICE
     HOST = _abi.STW_ALLOW_HOST
@@ -103,7 +103,7 @@ class Release(IntFlag):
 
 
 class PlanAdviceKind(IntFlag):
-    """The change; both: make both."""
+    """The advised change, or both."""
 
     GROUP_MICRO_BATCHES = _abi.STW_PLAN_ADVICE_GROUP_MICRO_BATCHES
     REVERSE_UPDATE = _abi.STW_PLAN_ADVICE_REVERSE_UPDATE
@@ -114,7 +114,7 @@ class Stream(IntEnum):
 
     LEGACY = _abi.STW_STREAM_LEGACY  # the default stream, 0 in frameworks
     PER_THREAD = _abi.STW_STREAM_PER_THREAD
-    SYNCED = _abi.STW_STREAM_SYNCED  # the program has synchronised: nothing is ordered
+    SYNCED = _abi.STW_STREAM_SYNCED  # the program has synchronised; nothing is ordered
 
 
 class DeviceFlag(IntFlag):
@@ -128,7 +128,7 @@ E = TypeVar("E", bound=IntEnum)
 
 
 def number(kind: Type[E], value: Union[E, int, str]) -> int:
-    """A member's number, from the member, the number or its name in any case."""
+    """The number of a member, given as the member, its number or its name in any case."""
     if isinstance(value, str):
         try:
             return int(kind[value.upper()])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of other libraries, such as PyTorch, imported by DLPack: memory of the caller like any
-other, which the capsule keeps alive. No library is imported for it.
+"""Arrays of other libraries, such as PyTorch, imported by DLPack as memory of the caller, which the
+capsule keeps alive. The other library itself is not imported.
 """
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Exported(NamedTuple):
 
 
 def is_exporter(source: Any) -> bool:
-    """False for a view of a tensor: its export may end it."""
+    """False for a view of a tensor, since its export may end it."""
     return hasattr(source, "__dlpack__") and not hasattr(source, "to_dlpack")
 
 
 def _capsule_of(source: Any) -> Any:
     if getattr(source, "requires_grad", False):
-        source = source.detach()  # PyTorch exports none of those
+        source = source.detach()  # PyTorch exports no tensor that requires a gradient
     try:
         return source.__dlpack__(max_version=(1, 1))
     except TypeError:  # a library with only the legacy form
@@ -92,17 +92,18 @@ def exported(source: Any) -> Exported:
 
 
 def take(made: Exported) -> None:
-    """The tensor has a new owner, which calls its deleter."""
+    """Mark the capsule as used: the new owner of the tensor calls its deleter."""
     _rename(made.capsule, NAMES[made.name][1])
 
 
 def leave(made: Exported) -> None:
-    """Return it to the capsule."""
+    """Give the tensor back to the capsule."""
     _rename(made.capsule, NAMES[made.name][0])
 
 
 def given(capsule: Any) -> Tuple[int, int]:
-    """Take a legacy capsule's tensor: (tensor, address of its deleter), which the caller calls."""
+    """Take a legacy capsule's tensor: (tensor, address of the deleter that the caller must
+    call)."""
     managed = _pointer_of(capsule, NAME)
     deleter = ctypes.c_void_p.from_address(managed + _LEGACY.size - 8).value
     _rename(capsule, NAMES[NAME][1])

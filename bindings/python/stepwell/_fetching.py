@@ -28,13 +28,13 @@ _byref, _new_view = ctypes.byref, _abi.stw_view
 _new: Callable[[Any], Any] = object.__new__
 _READ, _NEAREST, _WHOLE = Access.READ, Tier.DEFAULT, Scope.WHOLE
 _waits = operator.attrgetter("_waits")
-# Size of the parts that are tried: if not all is resident only one part was tried in vain.
+# Size of the parts that are tried, so that a miss wastes one part at most.
 _HITS_MAX = 256
 _ACCESS_AT = _abi.stw_fetch_request.access.offset  # its lowest byte; READ is 0
 
 
 class Prepared(Views):
-    """One fetch that is made and released repeatedly: nothing is allocated in between."""
+    """A fetch that is repeated and released without allocations."""
 
     __slots__ = ("_wire", "_slow")
 
@@ -58,7 +58,7 @@ class Prepared(Views):
 
 
 def fetch_at_once(runtime: "Runtime", requests: List[bytes]) -> Any:
-    """Views as C structs if all is resident; None if not, or if it has to wait."""
+    """Views as C structs; None if not all is resident, or the fetch would have to wait."""
     n = len(requests)
     views = _array_type(n)()
     hit = _fetch(runtime._handle, _AT_ONCE, b"".join(requests), n, views) == 0
@@ -89,8 +89,8 @@ class Fetches:
         """Pin a tensor, or elements [begin, begin + count) of it, at a tier.
 
         into: copy to this array or buffer instead, and pin nothing. dtype: a view in another dtype,
-        f32, f16 or bf16. scope: "shard" for this rank's part; else all ranks of a group fetch it.
-        Blocks until the bytes are there. options: those of fetch_many().
+        f32, f16 or bf16. scope: "shard" for this rank's part; otherwise all ranks of a group fetch
+        it. Blocks until the bytes are there. options: those of fetch_many().
         """
         kind: Any = access if type(access) is not str else number(Access, access)
         if begin or count or tier or device or scope or dtype is not None or into is not None:
@@ -118,10 +118,10 @@ class Fetches:
     def fetch_many(self, items: Sequence[Item], access: Union[Access, str] = _READ,
                    **options: Any) -> Views:
         """Pin tensors, or requests made by Tensor.request(), together: all or nothing. The copies
-        to `into` of the requests are of one moment.
+        to the requests' `into` show the same moment.
 
         options: phase, timeout, priority, stream; at_once: BusyError instead of any wait;
-        wait_room: wait for views of other threads to end; hand_over: another thread will release;
+        wait_room: wait until other threads release views; hand_over: another thread will release;
         absent: this rank needs no bytes, and only sends its shard.
         """
         kind: Any = access if type(access) is not str else number(Access, access)
@@ -137,7 +137,7 @@ class Fetches:
         return views
 
     def _hits(self, requests: bytes, views: Any, n: int) -> bool:
-        """Whether all were resident and are pinned now: in parts, each on the hit path."""
+        """Pin all on the hit path, in parts; returns whether all were resident."""
         size = len(requests) // n
         # Writes are not split: a part could not be released unchanged.
         if n > _HITS_MAX and any(requests[_ACCESS_AT::size]):
@@ -188,7 +188,7 @@ class Fetches:
     def fetch_async(self, tensor: Item, access: Union[Access, str] = _READ, *, dtype: Any = None,
                     into: Any = None, scope: Union[Scope, str] = _WHOLE,
                     **options: Any) -> Operation:
-        """As fetch(), not blocking: an Operation, whose collect() gives the View.
+        """Like fetch(), without blocking: returns an Operation, whose collect() returns the View.
 
         The memory of `into` is in use until the operation is over or freed.
         """
@@ -198,7 +198,8 @@ class Fetches:
 
     def fetch_many_async(self, items: Sequence[Item], access: Union[Access, str] = _READ,
                          **options: Any) -> Operation:
-        """As fetch_many(), not blocking: an Operation, whose collect() gives the Views."""
+        """Like fetch_many(), without blocking: returns an Operation; collect() returns the
+        Views."""
         return self._start(list(items), access, options, False)
 
     def _start(self, items: List[Item], access: Union[Access, str], options: Mapping[str, Any],
@@ -217,11 +218,11 @@ class Fetches:
             text or bytes(_abi.stw_fetch_request()))
 
     def fits(self, items: Sequence[Item], access: Union[Access, str] = _READ) -> bool:
-        """Could these be fetched together if nothing else were pinned? Never blocks."""
+        """Whether these could be fetched together if nothing else were pinned. Never blocks."""
         status = lib.stw_fetch_fits(self._use(), self._requests(items, access), len(items))
         return status != _abi.STW_ERROR_BUDGET and check(status) >= 0
 
     def prefetch(self, items: Sequence[Item], access: Union[Access, str] = _READ) -> None:
-        """A hint that these fetches are coming. Never blocks, never fails for lack of room."""
+        """A hint that these fetches will follow. Never blocks, never fails for lack of room."""
         if items:
             check(lib.stw_prefetch(self._use(), self._requests(items, access), len(items)))

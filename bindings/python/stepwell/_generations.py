@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generations: states of all durable tensors that survive the process."""
+"""Generations: states of all durable tensors that persist after the process."""
 from __future__ import annotations
 
 import ctypes
@@ -18,16 +18,16 @@ class GenerationInfo(NamedTuple):
 
     generation: int
     label: str         # "": none
-    metadata: bytes    # that this rank passed to commit()
+    metadata: bytes    # as passed to commit() on this rank
     tensors: int
-    tensor_bytes: int  # of them, on this rank
-    ranks: int         # that have a part of it
-    time_unix_ns: int  # when this rank's part was written
-    left_out: int      # tensors of the resumed generation that had not been created again
+    tensor_bytes: int  # of these tensors, on this rank
+    ranks: int         # with a part of it
+    time_unix_ns: int  # time at which this rank's part was written
+    left_out: int      # tensors of the resumed generation that were not created again
 
 
 def flags_of(resume: Resume, overwrite: bool) -> Tuple[int, int]:
-    """The flags of an open, and the requested generation; 0: the newest."""
+    """The flags for open, and the requested generation; 0: the newest."""
     flags = _abi.STW_RUNTIME_OVERWRITE if overwrite else 0
     if resume is False:
         return flags, 0
@@ -46,15 +46,15 @@ class Generations:
 
     def commit(self, label: Optional[str] = None, metadata: Any = b"", *,
                complete: bool = False, timeout: Optional[float] = None) -> int:
-        """Make the present contents of all durable tensors a generation, and return its number.
+        """Make a generation of the present contents of all durable tensors, and return its number.
 
-        Blocks until it is on stable storage, on all ranks of a group, all of which call it. label,
-        metadata: text of at most LABEL_BYTES_MAX bytes, and bytes of the program, at most
-        METADATA_BYTES_MAX, that generation() returns. Busy while views of durable tensors are open.
-        A tensor of the resumed generation that was not created again is not in the new one: a
-        warning names it, or complete=True refuses (NotFoundError).
+        Blocks until it is on stable storage on all ranks of a group, which must all call it. label:
+        text of at most LABEL_BYTES_MAX bytes; metadata: at most METADATA_BYTES_MAX bytes of the
+        program; generation() returns both. BusyError while views of durable tensors are open. A
+        tensor of the resumed generation that was not created again is not in the new one: a warning
+        names it, or with complete=True the commit is refused (NotFoundError).
 
-        Not restarted after Ctrl-C: other ranks may have voted on it already.
+        It is not restarted after Ctrl-C, since other ranks may have voted already.
         """
         kept = memoryview(metadata).tobytes()
         options = _abi.stw_commit_options.initial(
@@ -70,7 +70,7 @@ class Generations:
     def generation(self, number: int = 0) -> GenerationInfo:
         """Information about a generation; 0: the newest. Never blocks.
 
-        NotFoundError lists the existing ones: generations_kept of them.
+        NotFoundError lists the existing generations, at most generations_kept.
         """
         info = _abi.stw_generation_info.initial()
         check(lib.stw_generation_get(self._use(), number, info))

@@ -19,11 +19,11 @@ from .errors import Error, check, raised
 class Engine(Protocol):
     """The program's own collectives, for Group.callbacks().
 
-    Each call starts the work and returns it, as any object; poll(work) returns whether it is done,
-    and raises if it failed, which ends the group. Calls come one at a time, in the same order on
-    all ranks, on a thread of the library unless caller_thread was set. Memory is host memory, as
-    bytes; it may be accessed until poll() has returned the end, and not after. An optional abort()
-    makes all work in flight end soon with an error.
+    Each call starts the work and returns it as an object of any type; poll(work) returns whether it
+    is done, and raises if it failed, which ends the group. Calls are made one at a time, in the
+    same order on all ranks, on a thread of the library unless caller_thread was set. Memory is host
+    memory, as bytes; it may be accessed until poll() has reported the end. An optional abort() ends
+    all work in flight soon, with an error.
     """
 
     def all_gather(self, shard: memoryview, whole: memoryview) -> Any:
@@ -34,7 +34,7 @@ class Engine(Protocol):
         additions must always be the same, so that runs are reproducible."""
 
     def all_reduce(self, data: memoryview, dtype: Dtype) -> Any:
-        """The sum on every rank, in place."""
+        """Sum in place, on every rank."""
 
     def poll(self, work: Any) -> bool:
         """Whether the work is done. Never blocks."""
@@ -49,7 +49,7 @@ def _memory(address: int, size: int) -> memoryview:
 
 
 def _status_of(error: BaseException) -> int:
-    """The status of an engine's exception for the library and the other ranks."""
+    """The status by which an engine's exception is reported to the library and other ranks."""
     if isinstance(error, Error) and error.status < 0:
         return error.status
     if isinstance(error, MemoryError):
@@ -77,7 +77,7 @@ class _Calls:
         self.ops = _abi.stw_group_ops.initial(**self._functions)
 
     def _failed(self, error: BaseException) -> int:
-        # The first failure counts: later ones are of a group that has ended.
+        # Only the first failure is kept: later ones are consequences of the group's end.
         self.failure = self.failure or error
         return _status_of(error)
 
@@ -87,8 +87,8 @@ class _Calls:
         work_out[0] = number
         return _abi.STW_OK
 
-    # No exception may leave these, not even KeyboardInterrupt, which may be raised anywhere. After
-    # the first failure they say that one.
+    # No exception may leave these functions, not even KeyboardInterrupt, which may be raised
+    # anywhere. After the first failure they return its status.
 
     def _all_gather(self, _user: Any, shard: int, whole: int, shard_bytes: int, *rest: Any) -> int:
         if self.failure is not None:
@@ -147,10 +147,10 @@ class Group:
     """Ranks over which tensors are sharded, one process each: Runtime(group=group). A context
     manager.
 
-    Made by all ranks at once, by Group.alone(), mpi(), nccl(), from_torch() or callbacks(), which
-    block until all have joined; timeout, in seconds, is that of each wait for the others (None:
-    300). destroy() it after its runtime was closed. An engine's first exception is kept in
-    `failure`; calls of the library raise the error of its status, usually PeerError.
+    All ranks create it together, by Group.alone(), mpi(), nccl(), from_torch() or callbacks(),
+    which block until all have joined; timeout, in seconds, limits each wait for other ranks (None:
+    300). Call destroy() after its runtime was closed. `failure` is the first exception of an
+    engine; calls of the library raise the matching error, usually PeerError.
     """
 
     def __init__(self, driver: int, calls: Optional[_Calls] = None, **options: Any) -> None:
@@ -169,10 +169,10 @@ class Group:
         self._handle = handle.value
 
     def _create_aside(self, options: _abi.stw_group_options, handle: ctypes.c_void_p) -> None:
-        """In a separate thread, as an engine is called meanwhile: signal handlers run in the main
-        thread, at any point of Python code, and an exception that one raises at the edge of a
-        callback is lost, with an arbitrary result from ctypes. Here it ends the wait for the other
-        ranks."""
+        """Create the group in a separate thread, since the engine is called meanwhile: signal
+        handlers run in the main thread, at any point of Python code, and ctypes loses an exception
+        that a handler raises at the edge of a callback, and returns an arbitrary result. Here such
+        an exception ends the wait for the other ranks."""
         assert self._calls is not None
         failed: List[BaseException] = []
         ended = threading.Event()
@@ -186,7 +186,7 @@ class Group:
                 ended.set()
 
         interrupted: Optional[BaseException] = None
-        # Nothing may be raised between the start and the wait: the thread would run on alone.
+        # No exception may occur between the start and the wait: the thread would be left running.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             threading.Thread(target=create, name="stepwell-group").start()
@@ -196,14 +196,14 @@ class Group:
         while not ended.is_set():
             try:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-                # A signal that came just before, or to another thread, does not end the wait.
+                # A signal that arrived just before, or in another thread, does not end the wait.
                 ended.wait(_waiting.AGAIN_SECONDS)
             except BaseException as error:
                 interrupted = interrupted or error
                 self._calls.failure = self._calls.failure or error
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if interrupted is not None:
-            if handle.value is not None:  # the others had joined all the same
+            if handle.value is not None:  # the other ranks had joined nevertheless
                 lib.stw_group_destroy(handle.value)
             raise interrupted
         if failed:
@@ -212,7 +212,7 @@ class Group:
 
     @classmethod
     def alone(cls) -> "Group":
-        """This process, as for a runtime without a group."""
+        """A group of this process only, as for a runtime without a group."""
         return cls(_abi.STW_GROUP_SELF)
 
     @classmethod
@@ -229,7 +229,7 @@ class Group:
     def nccl(cls, rank: int = 0, size: int = 0, unique_id: bytes = b"", *,
              communicator: Union[int, ctypes.c_void_p, None] = None, device_ordinal: int = 0,
              timeout: Optional[float] = None, module: Optional[str] = None) -> "Group":
-        """Over NCCL: by the bytes of the id that one rank made and sent to all, or on a
+        """Over NCCL: from the bytes of an id that one rank created and sent to all, or from a
         communicator (its address) that the program owns. device_ordinal: the device of this rank,
         among those visible to the process."""
         told = ctypes.create_string_buffer(unique_id, len(unique_id)) if unique_id else None
@@ -248,13 +248,13 @@ class Group:
 
     @classmethod
     def from_torch(cls, process_group: Any = None, *, timeout: Optional[float] = None) -> "Group":
-        """Over torch.distributed, among the processes of a process group (None: all), whatever its
+        """Over torch.distributed, among the processes of a process group (None: all) with any
         backend: collectives run over Gloo, in host memory, in a separate process group. All its
-        processes call this, in the same order as they make groups of torch.distributed."""
+        processes must call this, in the same order as they create groups of torch.distributed."""
         from . import _torch  # PyTorch is needed only here
         engine = _torch.Engine(process_group, timeout)
         try:
-            # Gloo's own timeout comes first: it ends works in flight.
+            # Gloo's own timeout is shorter: it ends works in flight.
             return cls.callbacks(engine, engine.rank, engine.size,
                                  timeout=_torch.PATIENCE + (timeout or _torch.TIMEOUT_SECONDS))
         except BaseException:
@@ -291,9 +291,9 @@ class Group:
     # -- parts, and the end -------------------------------------------------------------------
 
     def split(self, colour: int, key: int = 0) -> "Optional[Group]":
-        """By all ranks: those of one colour make a group, in order of key, then of rank; None for
-        those with colour -1. UnsupportedError over callbacks and NCCL: split the program's own,
-        and make a group of each part."""
+        """Called by all ranks: ranks of one colour form a group, in order of key, then of rank;
+        None for ranks with colour -1. UnsupportedError over callbacks and NCCL: split the program's
+        own group and create a Group for each part."""
         handle = ctypes.c_void_p()
         check(lib.stw_group_split(self._use(), colour, key, handle))
         if handle.value is None:
@@ -330,11 +330,11 @@ class Group:
             try:
                 self.destroy()
             except Error:
-                # A runtime is open on it, or views of one: the engine may yet be called.
+                # A runtime or its views are still open: the engine may still be called.
                 _life.keep(self._calls)
             warnings.warn(f"{label} was not destroyed", ResourceWarning, source=self)
         except (AttributeError, TypeError):
-            pass  # half made, or the interpreter is ending
+            pass  # partly constructed, or the interpreter is ending
 
 
 def _flags(caller_thread: bool) -> int:

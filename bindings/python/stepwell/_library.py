@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shared library: its path, its functions with their prototypes."""
+"""The shared library: its path, and its functions with their prototypes."""
 from __future__ import annotations
 
 import ctypes
@@ -13,7 +13,7 @@ NAME = f"libstepwell.so.{_abi.ABI_MAJOR}"
 
 
 def candidates() -> List[str]:
-    """The candidates, in order: the environment, a wheel's own copy, the loader's."""
+    """The candidates, in order: from the environment, the copy in a wheel, from the loader."""
     named = os.environ.get("STEPWELL_LIBRARY")
     if named:
         if not os.path.isabs(named):
@@ -59,7 +59,7 @@ def with_prototypes(library: ctypes.CDLL, path: str) -> ctypes.CDLL:
 
 
 def _checking(name: str, function: Any, arguments: Any) -> Any:
-    """ctypes would take integers modulo 2^n."""
+    """Check the range of integers, which ctypes would reduce modulo 2^n."""
     numbers = [(i, kind) for i, kind in enumerate(arguments) if kind in _abi.LIMITS]
     if not numbers:
         return function
@@ -79,7 +79,7 @@ lib = load()
 
 
 def unchecked(name: str) -> Any:
-    """The same function without conversions of arguments, for the most frequent calls."""
+    """The function without conversion of arguments, for the most frequent calls."""
     function = lib[name]  # a new object, unlike the attribute
     function.restype = ctypes.c_int32
     return function

@@ -24,8 +24,8 @@ LEVELS = {
 
 @dataclass(frozen=True)
 class Device:
-    """A device tier. driver: "cpu", "cpu-discrete" for one across a bus, or a module by its name or
-    absolute path."""
+    """A device tier. driver: "cpu", "cpu-discrete" (like a device across a bus), or a module by its
+    name or absolute path."""
 
     budget_bytes: int
     driver: Optional[str] = None
@@ -37,8 +37,8 @@ class Device:
 @dataclass(frozen=True)
 class Nvme:
     """A directory of the nvme tier. driver: "aio", "posix", or a module by its name or absolute
-    path; None: by the machine profile, if it works there. A budget of 0, for a resumed store: the
-    budget that it was made with."""
+    path; None: from the machine profile, if it works there. A budget of 0, for a resumed store: its
+    original budget."""
 
     path: Union[str, "os.PathLike[str]"]
     budget_bytes: int = 0
@@ -62,7 +62,7 @@ class DeviceInfo(NamedTuple):
 
 
 class DriverInfo(NamedTuple):
-    """The kinds of a driver: for a device tier (memory), an nvme tier (storage), a group."""
+    """The kinds of a driver: for a device tier (memory), an nvme tier (storage) or a group."""
 
     name: str
     memory: bool

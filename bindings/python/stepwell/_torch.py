@@ -2,10 +2,10 @@
 """The collectives of torch.distributed as an engine of a group, over Gloo and in host memory.
 
 It has a separate process group: Gloo matches the calls of ranks by their order, which collectives
-of the program in another thread would disturb. Each work is a generator, resumed by a poll when its
-current step is done. Sums are made here, from the parts of an all-to-all: the work of Gloo's own
-reduce-scatter does not complete before a wait, and its order of additions differs from MPI's. There
-is no abort(): Gloo's does nothing, and its timeout ends works in flight.
+of the program in another thread would change. Each work is a generator, which a poll resumes when
+its current step is done. Sums are computed here, from the parts of an all-to-all: the work of
+Gloo's own reduce-scatter does not complete before a wait, and its order of additions differs from
+MPI's. There is no abort(): Gloo's has no effect, and its timeout ends works in flight.
 """
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ DTYPES = {
     Dtype.F32: torch.float32, Dtype.F16: torch.float16, Dtype.BF16: torch.bfloat16,
     Dtype.F64: torch.float64,
 }
-# By its newer name, if that exists.
+# Its newer name, if it exists.
 ALL_GATHER = (getattr(distributed, "all_gather_single", None)
               or distributed.all_gather_into_tensor)
 TIMEOUT_SECONDS = 300.0
-PATIENCE = 5.0  # for Gloo, which counts again for each of its works
+PATIENCE = 5.0  # added for Gloo, whose timeout restarts with each of its works
 
 Work = Generator[Any, None, None]
 
@@ -65,7 +65,7 @@ class Engine:
         return work
 
     def poll(self, work: Work) -> bool:
-        """Resumes it where it stopped; a failed work of torch raises there."""
+        """Resume it where it stopped; a failed work of torch raises there."""
         try:
             next(work)
         except StopIteration:
@@ -88,7 +88,7 @@ class Engine:
         yield from self._done(ALL_GATHER(whole, shard, group=self.group, async_op=True))
 
     def _sum_parts(self, whole: torch.Tensor, part: torch.Tensor) -> Work:
-        """This rank's part of the sum: in rank order, in f32 (f64 of f64), rounded once."""
+        """This rank's part of the sum: in rank order, in f32 (f64 for f64), rounded once."""
         parts = torch.empty_like(whole)
         yield from self._done(distributed.all_to_all_single(
             parts, whole, group=self.group, async_op=True))

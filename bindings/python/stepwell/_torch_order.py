@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of this process's PyTorch that an optimizer needs to repeat torch.optim's bits.
+"""The function of this process's PyTorch that an optimizer needs to give the bits of torch.optim.
 
-Built with MKL, torch takes square roots from that library's vmsSqrt(), which are not the nearest
-fp32 on every processor. The function itself is in the library that torch has loaded.
+If torch was built with MKL, it computes square roots by MKL's vmsSqrt(), whose results are not the
+nearest fp32 on every processor. The function is in the library that torch has loaded.
 """
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .errors import raised
 
 #: The ctypes type of stw_optimizer_options.square_root.
 SquareRoot: Any = dict(_abi.stw_optimizer_options._fields_)["square_root"]
-MODE = 0x140102  # VML_HA | VML_FTZDAZ_OFF | VML_ERRMODE_IGNORE, as ATen/cpu/vml.h calls it
+MODE = 0x140102  # VML_HA | VML_FTZDAZ_OFF | VML_ERRMODE_IGNORE, as in ATen/cpu/vml.h
 
 
 def square_root() -> Tuple[Any, int]:
-    """The function, null if torch takes the nearest fp32, and its mode."""
+    """The function and its mode; a null pointer if torch rounds to the nearest fp32."""
     import torch
     if os.environ.get("ATEN_CPU_CAPABILITY") == "default":
         raise raised(_abi.STW_ERROR_UNSUPPORTED,

@@ -17,18 +17,18 @@ _RANK = dict(_abi.stw_victim_policy._fields_)["rank"]
 
 
 class Victim(NamedTuple):
-    """A tensor that may live at a tier, as it was a moment ago."""
+    """A snapshot of a tensor that may be at a tier."""
 
     tensor: Optional[Tensor]  # None: the program holds no object for it
-    bytes: int                  # of it there now; 0: the score counts once it is there
-    dirty_bytes: int            # of these, in no farther tier
-    last_use: Optional[int]     # this many accesses ago; None: never used
-    next_use: Optional[int]     # this many from now, by the learned order; None: not known
+    bytes: int                  # resident there; 0: the score applies once it is fetched
+    dirty_bytes: int            # of these, those in no farther tier
+    last_use: Optional[int]     # in accesses before now; None: never used
+    next_use: Optional[int]     # in accesses from now, by the learned order; None: not known
     role: Role
     retention: Retain
     priority: int
-    pinned: bool                # views of it are open there
-    shared: bool                # shares its block: the highest score of all in it counts
+    pinned: bool                # by open views
+    shared: bool                # its block has other tensors: their highest score applies
 
 
 Rank = Callable[[Tier, int, List[Victim]], Sequence[float]]
@@ -45,8 +45,8 @@ def _victim(runtime: "Runtime", at: Any) -> Victim:
 
 
 def rank_function(runtime: "Runtime", rank: Rank) -> Any:
-    """The policy as a callback of the library. ctypes prints its exceptions; such a call sets no
-    scores."""
+    """The policy as a callback for the library. ctypes prints its exceptions; a call that raises
+    sets no scores."""
 
     def score(_user: Any, tier: int, device: int, victims: Any, n: int, scores_out: Any) -> None:
         scores = rank(Tier(tier), device, [_victim(runtime, victims[at]) for at in range(n)])

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Views: pins, and the memory they refer to. An array made from a view is a pin too: the view is
 released when it has ended and the last such array has been freed. A DLPack capsule has a separate
-pin, which ends in C: a reader's is an additional one, a writer's is the view's, which moves there.
+pin, which ends in C: an additional one for a reader, the view's own, which moves there, for a
+writer.
 """
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _release = unchecked("stw_release")
 _share = unchecked("stw_view_share")
 _new_view, _byref = _abi.stw_view, ctypes.byref
 _EMPTY = (ctypes.c_ubyte * 0)
-_COPY = 1 << 63  # the cookie of a view of the caller's own memory
+_COPY = 1 << 63  # in the cookie of a copy in the caller's memory
 
 
 class _Export:
@@ -45,7 +46,7 @@ class _Export:
 
 
 class _Pins:
-    """Views of one fetch, released together. cookie: that of the first; 0 when released."""
+    """Views of one fetch, released together. cookie: of the first view; 0 when released."""
 
     __slots__ = ("_runtime", "_views", "_at", "_ended", "_flags", "_stream", "_step", "_export",
                  "__weakref__")
@@ -54,7 +55,7 @@ class _Pins:
     def __init__(self, runtime: "Runtime", views: Any, at: Any) -> None:
         self._runtime = runtime
         self._views = views  # the C structs: one, or an array
-        self._at = at        # a reference to them, for release; None: none is left
+        self._at = at        # a reference to them, for the release; None: all were exported
         self._ended = False
         self._step = runtime._step
         self._export: Optional["weakref.ref[_Export]"] = None  # alive: arrays exist
@@ -74,7 +75,7 @@ class _Pins:
         return self._ended or (self._step is not None and self._step.aborted)
 
     def release(self, flags: int = 0) -> None:
-        """Release, once. Deferred while an array made from the view lives. Never blocks.
+        """Release it, once. Deferred while an array made from the view exists. Never blocks.
 
         Raises ClosedError the second time, and the first background error of the tensors.
         """
@@ -119,13 +120,13 @@ class _Pins:
                 self._flags = 0
                 self._give_back_quietly()
         except (AttributeError, TypeError):
-            pass  # half made, or the interpreter is ending
+            pass  # partly constructed, or the interpreter is ending
 
     def _writes(self) -> bool:
         raise NotImplementedError
 
     def _moved(self) -> None:
-        """One of the structs has no cookie any more: an export has its pin."""
+        """An export has taken the pin of one of the structs, which has no cookie any more."""
         raise NotImplementedError
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
@@ -136,7 +137,7 @@ class _Pins:
             return
         try:
             self.release(_abi.STW_RELEASE_ABANDON if self._writes() else 0)
-        except Exception:  # the exception under way is the cause
+        except Exception:  # the exception being raised is the cause
             self._ended = True
 
     # -- memory -------------------------------------------------------------------------------
@@ -191,12 +192,12 @@ class _Window:
 
     @property
     def begin(self) -> int:
-        """The first element, of the flattened tensor."""
+        """The first element, in the flattened tensor."""
         return int(self._struct().element_begin)
 
     @property
     def count(self) -> int:
-        """Elements."""
+        """The number of elements."""
         return int(self._struct().element_count)
 
     @property
@@ -205,7 +206,7 @@ class _Window:
 
     @property
     def dtype(self) -> Dtype:
-        """The tensor's, or that of the request."""
+        """The dtype of the tensor, or that of the request."""
         return Dtype(self._item._dtype)
 
     @property
@@ -217,14 +218,14 @@ class _Window:
 
     @property
     def bytes(self) -> memoryview:
-        """The bytes themselves, flat; read-only for READ. A pin while it, or a slice, lives."""
+        """The bytes themselves, flat; read-only for READ. A pin while it, or a slice, exists."""
         return self._owner()._memory(self._struct())
 
     def numpy(self) -> Any:
         """The bytes themselves as an array: the tensor's shape, or one dimension for a range.
 
-        A pin while it, or an array made from it without a copy, lives. bf16 is uint16 (and f8
-        uint8): the bits; .view() of another dtype's package shows the numbers.
+        A pin while it, or an array made from it without a copy, exists. bf16 is uint16 and f8 is
+        uint8, the bits; .view() with the dtype of another package (ml_dtypes) gives the numbers.
         """
         if numpy is None:
             raise ImportError("View.numpy() needs NumPy (pip install numpy); View.bytes does not")
@@ -250,14 +251,14 @@ class _Window:
     def __dlpack__(self, *, stream: Optional[int] = None, max_version: _dlpack.Version = None,
                    dl_device: Optional[_dlpack.Device] = None,
                    copy: Optional[bool] = None) -> Any:
-        """For torch.from_dlpack(view), numpy.from_dlpack(view) and their like.
+        """For torch.from_dlpack(view), numpy.from_dlpack(view) and similar functions.
 
         The resulting array is a pin until it ends, on any thread, also after the runtime. A reader
         may be exported repeatedly. A writer, and a view in another dtype than the tensor's, moves
-        into its one export: the view has ended then, and its writes take effect, whatever is
-        raised. BufferError if the consumer's form of DLPack cannot express it: the legacy form has
-        no read-only memory; and for a copy `into` memory of the program, which can be exported
-        itself. On a GPU the consumer's stream, which it names, waits until the bytes have arrived.
+        into its only export: the view has ended then, and its writes take effect, whatever is
+        raised. BufferError if the consumer's form of DLPack cannot express it, as the legacy form
+        has no read-only memory, and for a copy `into` memory of the program, which can be exported
+        itself. On a GPU the consumer passes its stream, which waits until the bytes have arrived.
         """
         owner, view = self._owner(), self._struct()
         owner._check_open(view)
@@ -283,8 +284,8 @@ class _Window:
             raise
 
     def to_dlpack(self, stream: Optional[int] = None) -> Any:
-        """A capsule of DLPack 1.1 that the view moves into, a reader's too: the view has ended
-        then, as if released, and its pin is that of the capsule and of the consumer's array. For
+        """A capsule of DLPack 1.1 into which the view moves, also a reader: the view has ended
+        then, as if released, and its pin belongs to the capsule and the consumer's array. For
         torch.utils.dlpack.from_dlpack(), which takes the pin over at half the cost of
         torch.from_dlpack(view). stream: the consumer's, as for __dlpack__().
         """
@@ -311,7 +312,8 @@ class _Window:
         return None if at is None else ctypes.c_void_p(at)
 
     def share(self) -> "View":
-        """One more pin on the same bytes, for a second consumer. READ views only, no copies."""
+        """An additional pin on the same bytes, for a second consumer. READ views only, no
+        copies."""
         owner = self._owner()
         owner._check_open(self._struct())
         more = View(owner._runtime, self._item)
@@ -323,7 +325,7 @@ class _Window:
 class View(_Pins, _Window):
     """A pin on a range of a tensor: while it is held the bytes are neither moved nor evicted.
 
-    A context manager; leaving by an exception abandons its writes.
+    A context manager; an exception in the block abandons its writes.
     """
 
     __slots__ = ("tensor", "_item")
@@ -364,7 +366,7 @@ class View(_Pins, _Window):
 
 
 class Member(_Window):
-    """One view of a set. It is released with its set."""
+    """One view of a set, released with the set."""
 
     __slots__ = ("tensor", "_item", "_set", "_view")
 
@@ -382,9 +384,9 @@ class Member(_Window):
 
 
 class Views(_Pins, Sequence[Member]):
-    """The views of one fetch, in the order of the requests: all or none, released together.
+    """The views of one fetch, in the order of the requests, released together.
 
-    A context manager and a sequence; its members are made when they are accessed.
+    A context manager and a sequence, whose members are created when they are accessed.
     """
 
     __slots__ = ("_items", "_n")
@@ -438,7 +440,7 @@ class Views(_Pins, Sequence[Member]):
         return self
 
     def arrays(self) -> Tuple[Any, ...]:
-        """numpy() of each."""
+        """numpy() of each view."""
         return tuple(member.numpy() for member in self)
 
 

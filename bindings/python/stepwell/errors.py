@@ -45,7 +45,7 @@ class InternalError(Error, RuntimeError):
 
 
 class OutOfMemoryError(Error, MemoryError):
-    """The process or its cgroup cannot have that much memory."""
+    """The process or its cgroup cannot allocate that much memory."""
 
 
 class BudgetError(Error, MemoryError):
@@ -57,7 +57,7 @@ class StorageError(Error, OSError):
 
 
 class ChecksumError(Error):
-    """Stored bytes are not the bytes that were written."""
+    """Stored bytes differ from the bytes that were written."""
 
 
 class SyncError(Error, OSError):
@@ -65,7 +65,7 @@ class SyncError(Error, OSError):
 
 
 class NoSpaceError(Error, OSError):
-    """The file system cannot promise the space."""
+    """The file system cannot reserve the space."""
 
 
 class TimedOutError(Error, TimeoutError):
@@ -73,15 +73,15 @@ class TimedOutError(Error, TimeoutError):
 
 
 class LockedError(Error):
-    """The store belongs to a living process."""
+    """Another running process has the store open."""
 
 
 class PeerError(Error, ConnectionError):
-    """A rank is gone, stopped or cut off."""
+    """A rank has ended, is stopped or cannot be reached."""
 
 
 class DeviceError(Error):
-    """The device is lost."""
+    """The device has failed."""
 
 
 class ClosedError(Error):
@@ -101,7 +101,7 @@ class UnsupportedError(Error, NotImplementedError):
 
 
 class BusyError(Error):
-    """Views, a writer or background work are in the way."""
+    """Views, a writer or background work prevent the call."""
 
 
 class EmptyError(Error):
@@ -117,7 +117,7 @@ class ExistsError(Error):
 
 
 class MismatchError(Error, ValueError):
-    """Dtype, shape, partition or group differ from the other side's."""
+    """Dtype, shape, partition or group differ from those of the other side."""
 
 
 class CancelledError(Error):
@@ -129,7 +129,7 @@ class WaitInterruptedError(Error, InterruptedError):
 
 
 class LimitError(Error):
-    """A maximum that was set at open is reached."""
+    """A limit set at open was reached."""
 
 
 class FormatError(Error):
@@ -141,7 +141,7 @@ class AccessError(Error, PermissionError):
 
 
 class WearError(Error):
-    """The day's write budget of a device is spent."""
+    """The daily write budget of a device is used up."""
 
 
 CLASSES: Dict[int, Type[Error]] = {
@@ -183,7 +183,7 @@ def error_of(status: int, info: Optional[_abi.stw_error_info] = None) -> Error:
     if info is None:
         info = _abi.stw_error_info.initial()
         lib.stw_last_error_info(info)
-    # A finaliser may have called the library since.
+    # A finaliser may have called the library in between.
     told = info.status == status
     sentence = info.sentence if told else lib.stw_status_string(status)
     error = CLASSES.get(status, Error)(sentence.decode("utf-8", "replace"))
@@ -218,7 +218,7 @@ def status_string(status: int) -> str:
 
 
 def last_error() -> str:
-    """The sentence of this thread's last failed call; exceptions have it already."""
+    """The message of this thread's last failed call, which exceptions contain already."""
     return str(lib.stw_last_error().decode("utf-8", "replace"))
 
 

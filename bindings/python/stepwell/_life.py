@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The implicit ends: the interpreter's exit, and a fork. The epoch changes at both: objects opened
-before must not be released any more.
+"""The interpreter's exit, and forks. The epoch changes at both: objects opened before must not be
+released any more.
 """
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def closed(runtime: "Runtime") -> None:
 
 
 def keep(what: Any) -> None:
-    """For as long as the process lives: the library may still call it."""
+    """Keep an object until the process ends, since the library may still call it."""
     _kept.append(what)
 
 
 def _end_calls(runtime: "Runtime") -> bool:
-    """Daemon threads may still wait in the library; returns whether they have left it."""
+    """End the waits of daemon threads in the library; returns whether they have left it."""
     deadline = time.monotonic() + CALLS_TIMEOUT_SECONDS
     while runtime._inside and time.monotonic() < deadline:
         runtime.interrupt()
@@ -70,7 +70,7 @@ def _in_child() -> None:
     global _epoch
     _epoch += 1
     for runtime in _open:
-        _kept.append(runtime)  # the handle and its objects are the parent's
+        _kept.append(runtime)  # the handle and its objects belong to the parent
     _open.clear()
 
 

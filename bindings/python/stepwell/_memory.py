@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pieces of the host tier's scratch memory. An array made from one keeps it: it is freed when the
-piece was freed and the last such array has ended.
+"""Pieces of the host tier's scratch memory. Arrays made from a piece keep it alive: its memory is
+freed after free() and the end of the last such array.
 """
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Piece:
 
     def __init__(self, runtime: "Runtime", address: int) -> None:
         self.runtime = runtime
-        self.handle = runtime._handle.value  # valid for this even after the runtime was closed
+        self.handle = runtime._handle.value  # valid for the free even after the runtime was closed
         self.address = address
 
     def __del__(self) -> None:
@@ -38,7 +38,7 @@ class HostMemory:
     """A piece of host memory, pinned if the host tier is. A context manager.
 
     bytes and numpy() are the memory itself. free(), the end of a `with`, or dropping the object
-    releases it; it is freed when no array made from it lives.
+    releases it; the memory is freed when no array made from it exists.
     """
 
     __slots__ = ("_piece", "nbytes", "address")
@@ -62,7 +62,7 @@ class HostMemory:
         return memoryview(block).cast("B")
 
     def numpy(self, dtype: Any = "u8", shape: Union[None, int, Sequence[int]] = None) -> Any:
-        """As an array of this dtype; by default one dimension, as many elements as fit."""
+        """An array of this dtype over the memory; by default flat, with as many elements as fit."""
         if numpy is None:
             raise ImportError("HostMemory.numpy() needs NumPy (pip install numpy); "
                               "HostMemory.bytes does not")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asynchronous fetches. Their ends are notified by eventfd, which an event loop waits for with its
-other descriptors: a callback would run on a thread of the library, which must not wait for the GIL
-while others wait for it, and must not enter an interpreter that is ending.
+"""Asynchronous fetches. An eventfd notifies their end, for which an event loop waits with its other
+descriptors: a callback would run on a thread of the library, which must not wait for the GIL while
+others wait for it, and must not enter an interpreter that is ending.
 """
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def _wake(future: "asyncio.Future[None]") -> None:
 
 
 class Operation:
-    """One asynchronous fetch. A context manager: at its end, an uncollected fetch is undone.
+    """One asynchronous fetch. A context manager, whose end undoes an uncollected fetch.
 
-    In a coroutine, `await operation` is its View or Views, as from collect().
+    In a coroutine, `await operation` returns its View or Views, like collect().
     """
 
     __slots__ = ("_runtime", "_handle", "_items", "_single", "_step", "_awaited", "__weakref__")
@@ -64,17 +64,17 @@ class Operation:
         return check(lib.stw_operation_poll(self._use())) != _abi.STW_PENDING
 
     def wait(self, timeout: Optional[float] = None) -> bool:
-        """Wait at most `timeout` (None: the runtime's default); returns whether it is over."""
+        """Wait at most `timeout` (None: the runtime's default), and return whether it is over."""
         status = _waiting.call(self._runtime, lib.stw_operation_wait, self._use(),
                                nanoseconds(timeout))
         return check(status) != _abi.STW_PENDING
 
     def cancel(self) -> None:
-        """Request it to end early: it then raises CancelledError, unless too late. Never blocks."""
+        """Ask it to end early, with a CancelledError if it is not over yet. Never blocks."""
         check(lib.stw_operation_cancel(self._use()))
 
     def collect(self, stream: Optional[int] = None) -> Any:
-        """Wait, then take the View (of fetch_async) or Views (of fetch_many_async). Once only."""
+        """Wait, and return the View (of fetch_async) or Views (of fetch_many_async). Only once."""
         while not self.wait():
             pass
         return self._take(stream)
@@ -90,11 +90,12 @@ class Operation:
         return taken
 
     def notify(self, descriptor: Optional[int]) -> None:
-        """Add 1 to an eventfd when it is over: now, if it is. For event loops other than asyncio's.
+        """Add 1 to an eventfd when it is over, or now if it is. For event loops other than
+        asyncio's.
 
-        The descriptor must be non-blocking, stays the program's, and must stay open until it was
-        written; one serves many operations, and an operation has one at a time. None removes it.
-        Never blocks.
+        The descriptor must be non-blocking and must stay open until it was written; it remains the
+        program's. One descriptor serves many operations; an operation has one at a time. None
+        removes it. Never blocks.
         """
         check(lib.stw_operation_notify_fd(self._use(), -1 if descriptor is None else descriptor))
 
@@ -149,4 +150,4 @@ class Operation:
             if self._handle and self._runtime._may_finalise():
                 lib.stw_operation_free(self._handle)
         except (AttributeError, TypeError):
-            pass  # half made, or the interpreter is ending
+            pass  # partly constructed, or the interpreter is ending

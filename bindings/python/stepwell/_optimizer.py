@@ -34,7 +34,7 @@ UpdateChunk = _abi.stw_update_chunk
 
 
 def kernel_of(update: Any) -> Any:
-    """The C function: its address, or a ctypes pointer of any prototype."""
+    """The C function, given as an address or a ctypes pointer of any prototype."""
     if isinstance(update, UpdateKernel):
         return update
     if isinstance(update, int):
@@ -71,7 +71,7 @@ class Hyper:
     weight_decay: float = 0.0
     momentum: float = 0.0
     dampening: float = 0.0
-    lr_decay: float = 0.0  # Adagrad's
+    lr_decay: float = 0.0  # of Adagrad
     nesterov: bool = False
     maximize: bool = False
 
@@ -103,7 +103,7 @@ class UpdateResult(NamedTuple):
 class Optimizer:
     """From Runtime.adamw(), adam(), sgd(), adagrad(), lion() and custom().
 
-    It lives until destroy() or the runtime's end.
+    It exists until destroy() or the end of the runtime.
     """
 
     def __init__(self, runtime: "Runtime", algorithm: str, hyper: Hyper, *,
@@ -137,7 +137,7 @@ class Optimizer:
                 custom = custom._replace(update=UpdateKernel(kernel))
             own = custom._struct()
             options.custom = ctypes.pointer(own)
-            runtime._kernels.append((own.update, custom))  # callable until the runtime's end
+            runtime._kernels.append((own.update, custom))  # callable until the runtime ends
         handle = ctypes.c_void_p()
         check(lib.stw_optimizer_create(runtime._use(), options, handle))
         self._handle = handle.value
@@ -172,19 +172,19 @@ class Optimizer:
         check(lib.stw_optimizer_add(handle, array, len(entries)))
 
     def set_hyper(self, hyper: Hyper, group: int = 0) -> None:
-        """For the next step on: call it every step for a schedule."""
+        """Set hyper-parameters from the next step on; for a schedule, call it before each step."""
         check(lib.stw_optimizer_set_hyper(self._use(), group, hyper._struct()))
 
     def step(self, parameters: Optional[Sequence[Tensor]] = None, *, scale: float = 1.0,
              clip_norm: float = 0.0, norm_type: float = 2.0, skip_nonfinite: bool = False,
              keep_gradients: bool = False, wait: bool = False, measure: bool = False,
              verdict: bool = True, timeout: Optional[float] = None) -> Optional[UpdateResult]:
-        """Update parameters from their gradients; the update goes on after the call.
+        """Update parameters from their gradients; the update continues after the call.
 
-        verdict: wait until norm and skip are known, and return them. False returns None, and
-        without a clip and a skip returns at once: it waits only for earlier steps that have one of
-        these parameters, so it can be called for each as its gradient is complete. wait: until the
-        last byte. measure: only the norm.
+        verdict: wait until norm and skip are known, and return them. With False it returns None,
+        and without clipping and skipping it returns at once: it waits only for earlier steps that
+        include one of these parameters, so it can be called for each parameter when its gradient is
+        complete. wait: wait until the update is complete. measure: compute only the norm.
         """
         flags = (_abi.STW_UPDATE_SKIP_NONFINITE * skip_nonfinite
                  | _abi.STW_UPDATE_KEEP_GRADIENTS * keep_gradients
@@ -206,7 +206,7 @@ class Optimizer:
         return None if result is None else UpdateResult._of(result)
 
     def result(self) -> Optional[UpdateResult]:
-        """The verdict of the last step; None while it is not known. Never blocks."""
+        """The verdict of the last step; None until it is known. Never blocks."""
         result = _abi.stw_update_result.initial()
         if check(lib.stw_optimizer_result(self._use(), result)) == _abi.STW_PENDING:
             return None
@@ -228,7 +228,7 @@ class Optimizer:
         check(lib.stw_optimizer_set_count(self._use(), parameter._use(), count))
 
     def destroy(self) -> None:
-        """End it and its states. Busy in the middle of a step: Runtime.drain() waits for it."""
+        """End it and its states. BusyError during a step, for which Runtime.drain() waits."""
         check(lib.stw_optimizer_destroy(self._use()))
         self._handle = None
         self._runtime._look_for_ended()

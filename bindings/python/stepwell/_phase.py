@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phases, which repeat, and steps, with the cost of each."""
+"""Phases and their steps, with the statistics of each step."""
 from __future__ import annotations
 
 import ctypes
@@ -37,7 +37,7 @@ class StepStats(NamedTuple):
 
 
 class PlanAdvice(NamedTuple):
-    """Bytes that another order of a step would move, beside the present ones. text: what to do."""
+    """Bytes moved by a step in its present order and in another. text: the advice."""
 
     kind: PlanAdviceKind
     micro_batches: int
@@ -58,8 +58,8 @@ class PlanAdvice(NamedTuple):
 class PlannedFetch(NamedTuple):
     """A fetch of a step that is known in advance, for Phase.declare().
 
-    items: a tensor, a Request, or several that are fetched together. release: flags of the release,
-    of Release. compute: seconds for which the views are held; 0: measured.
+    items: a tensor, a Request, or several that are fetched together. release: flags of the release
+    (Release). compute: seconds for which the views are held; 0: measured.
     """
 
     items: Union[Tensor, Request, Sequence[Union[Tensor, Request]]]
@@ -101,14 +101,14 @@ class Phase:
         return self._handle
 
     def step(self) -> "Step":
-        """One run of it: `with phase.step() as step:`, which begins it."""
+        """One run of the phase: `with phase.step() as step:` begins it."""
         return Step(self)
 
     def declare(self, fetches: "Sequence[Union[PlannedFetch, Tensor, Request]]") -> None:
         """Declare its steps, fetch by fetch, so that the first one is planned too.
 
-        No fetches remove it. Replaces an earlier declaration; busy while a step is open. A bare
-        tensor or Request is a fetch of it.
+        It replaces an earlier declaration; an empty list removes it. BusyError while a step is
+        open. A tensor or Request alone stands for a fetch of it.
         """
         entries = []
         for at, fetch in enumerate(fetches):
@@ -118,10 +118,10 @@ class Phase:
                                     len(entries)))
 
     def advice(self) -> List[PlanAdvice]:
-        """Advice on other orders of its steps, best first; most often there is none.
+        """Advice on other orders of its steps, best first; often there is none.
 
-        For the last step. Replays it: up to some seconds for the largest steps, with the
-        interpreter free for other threads. Raises EmptyError before the first step has ended.
+        It replays the last step, which takes up to some seconds for the largest steps, with the GIL
+        released. Raises EmptyError before the first step has ended.
         """
         found = (_abi.stw_plan_advice * 3)(*(_abi.stw_plan_advice.initial() for _ in range(3)))
         count = ctypes.c_uint32()
@@ -131,16 +131,16 @@ class Phase:
                            advice.text.decode()) for advice in found[:count.value]]
 
     def destroy(self) -> None:
-        """Busy while a step is open."""
+        """BusyError while a step is open."""
         check(lib.stw_phase_destroy(self._use()))
         self._handle = None
 
 
 class Step:
-    """One run of a phase. Leaving by an exception aborts it: every view fetched in it is released
-    as abandoned, its gradients are dropped, nothing is learned.
+    """One run of a phase. An exception in the block aborts it: every view fetched in it is released
+    as abandoned, its gradients are dropped, and nothing is learned.
 
-    While arrays made from views of the step live, an abort waits for the last of them.
+    While arrays made from views of the step exist, an abort waits for the last of them.
     """
 
     def __init__(self, phase: Phase) -> None:
@@ -161,11 +161,11 @@ class Step:
             return
         try:
             self.abort()
-        except Exception:  # the exception under way is the cause
+        except Exception:  # the exception being raised is the cause
             pass
 
     def begin(self) -> None:
-        """Busy when the phase has an open step."""
+        """BusyError if the phase has an open step."""
         phase, runtime = self.phase, self.phase._runtime
         runtime._finish_aborts()
         if phase._open is not None and phase._open.aborted:
@@ -191,7 +191,8 @@ class Step:
         self.phase._runtime._over(self)
 
     def end(self) -> StepStats:
-        """End it: its statistics. Does not wait for updates. Raises the first background error."""
+        """End it and return its statistics. Does not wait for updates. Raises the first background
+        error."""
         stats = _abi.stw_step_stats.initial()
         status = lib.stw_step_end(self.phase._use(), stats)
         if status != _abi.STW_ERROR_INVALID:
@@ -202,7 +203,7 @@ class Step:
         return self.stats
 
     def abort(self) -> None:
-        """Undo it. Views of the step end; deferred while arrays made from them live."""
+        """Abort it. Its views end; deferred while arrays made from them exist."""
         self.aborted = True
         runtime = self.phase._runtime
         runtime._over(self)

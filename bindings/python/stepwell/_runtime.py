@@ -32,7 +32,7 @@ DeviceLike = Union[int, Device, Mapping[str, Any]]
 NvmeLike = Union[Nvme, Mapping[str, Any]]
 
 _BUSY = _abi.STW_ERROR_BUSY
-# After these a close has not taken place; other errors are returned by a completed close.
+# After these errors the runtime is not closed; a completed close returns other ones.
 _STAYS_OPEN = frozenset((
     _abi.STW_ERROR_BUSY, _abi.STW_ERROR_TIMEOUT, _abi.STW_ERROR_FORKED, _abi.STW_ERROR_INVALID,
     _abi.STW_ERROR_INTERNAL, _abi.STW_ERROR_INTERRUPTED,
@@ -47,17 +47,18 @@ class Runtime(Fetches, Generations):
     a level of the logging module; it is called on threads of the library and must not call blocking
     functions. profile: a machine profile of `stepwell tune`, "" for none, None for the user's or
     the machine's; probe=False: no directory is measured at open. plan=False: earlier steps are not
-    used to predict the next. group: ranks over which tensors are sharded, all of which open a
-    runtime on it; it has one at a time. whole_bytes (0: half) of the nearest tier's budget are
+    used to predict the next. group: ranks over which tensors are sharded, which all open a runtime
+    on it; a group has one runtime at a time. whole_bytes (0: half) of the nearest tier's budget are
     reserved for gathered tensors; node_host_bytes: the limit for the host tiers of all ranks of one
-    host together. replica_group: the ranks with the same shards in other groups; sums go over both.
+    host together. replica_group: the ranks with the same shards in other groups; sums are made over
+    both groups.
 
     fault_in: on a CPU, an access to the address of a tensor (Tensor.by_address()) without a view
-    fetches it, by a handler of SIGSEGV; enable faulthandler before. Log lines are then written
-    later, by a separate thread.
+    fetches the tensor, by a SIGSEGV handler; enable faulthandler before the open. A separate thread
+    then passes on log lines, with a delay.
 
     store_name: durable tensors persist, in files of that name in the directories of nvme. resume:
-    True for the newest generation there, or its number; overwrite: an existing store is deleted,
+    True for the newest generation, or the number of one; overwrite: an existing store is deleted,
     with resume only if there is nothing to resume. generations_kept: at most 7, 0 for 2; a durable
     tensor takes (1 + this number) times its blocks at nvme.
     """
@@ -84,7 +85,7 @@ class Runtime(Fetches, Generations):
         self._tensors: "weakref.WeakValueDictionary[int, Tensor]" = weakref.WeakValueDictionary()
         self._operations: "weakref.WeakSet[Operation]" = weakref.WeakSet()
         self._steps: List[Step] = []
-        self._step: Optional[Step] = None  # the step of fetches that name no phase
+        self._step: Optional[Step] = None  # the step of fetches without a phase argument
         self._aborting: List[Step] = []
         # Finalisers run at any time, also in the middle of these: each access is atomic.
         self._exports: Dict[int, None] = {}
@@ -92,7 +93,7 @@ class Runtime(Fetches, Generations):
         self._log = log_function(log)
         self._kernels: List[Any] = []
         self._rank: Any = None  # the victim policy as a C callback
-        self._group = group, replica_group  # whose callbacks it calls
+        self._group = group, replica_group  # kept alive: the library calls their callbacks
         one = (int, Device, Nvme, Mapping, str, os.PathLike)
         device_list = [device_of(at) for at in ([devices] if isinstance(devices, one)
                                                 else devices)]
@@ -130,9 +131,9 @@ class Runtime(Fetches, Generations):
     def close(self, *, deferred: bool = False, timeout: Optional[float] = None) -> None:
         """Close it and all objects made from it; blocks until I/O in flight is done.
 
-        Busy while views or operations are open, or another thread waits in it. deferred: views,
-        and arrays made from them, may stay; the memory is freed with the last. A second close has
-        no effect. After Ctrl-C the runtime is still open.
+        BusyError while views or operations are open, or another thread waits in the runtime.
+        deferred: views, and arrays made from them, remain valid, and the memory is freed with the
+        last of them. A second close has no effect. After Ctrl-C the runtime is still open.
         """
         if not self._handle:
             return
@@ -178,13 +179,13 @@ class Runtime(Fetches, Generations):
                 warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self)
                 self.close(deferred=True)
         except (AttributeError, TypeError, Error):
-            pass  # half made, or no one to report it to
+            pass  # partly constructed, or no caller to report it to
 
     def __repr__(self) -> str:
         return f"<stepwell.Runtime at {self._handle.value or 0:#x}{', closed' * self.closed}>"
 
     def _may_finalise(self) -> bool:
-        """Finalisers must not touch objects of a parent process or of an ending one."""
+        """Finalisers must not touch objects of a parent process or of an ending interpreter."""
         return self._epoch == _life.epoch()
 
     def _use(self) -> ctypes.c_void_p:
@@ -204,7 +205,7 @@ class Runtime(Fetches, Generations):
             raise raised(status, lib.stw_status_string(status).decode())
 
     def background_error(self) -> Optional[Error]:
-        """The first one since the last clear_error(), not raised; None without one."""
+        """The first background error since the last clear_error(); returned, not raised."""
         info = _abi.stw_error_info.initial()
         status = lib.stw_runtime_error(self._use(), info)
         return error_of(status, info if info.status == status else None) if status < 0 else None
@@ -216,7 +217,8 @@ class Runtime(Fetches, Generations):
 
     def create(self, name: Optional[str] = None, shape: Union[int, Sequence[int]] = (),
                dtype: Any = "f32", **details: Any) -> Tensor:
-        """Create a tensor; details: fields of TensorSpec. Takes no memory; EMPTY until written."""
+        """Create a tensor; details: fields of TensorSpec. Allocates nothing; EMPTY until
+        written."""
         return self.create_many([TensorSpec(shape=shape, dtype=dtype, name=name, **details)])[0]
 
     def create_many(self, specs: Sequence[TensorSpec]) -> List[Tensor]:
@@ -232,14 +234,14 @@ class Runtime(Fetches, Generations):
         return [self._tensor(handle) for handle in handles]
 
     def destroy(self, tensors: Sequence[Tensor]) -> None:
-        """All or none. Busy with views, or held by an optimizer."""
+        """All or none. BusyError while views are open, or an optimizer uses one of them."""
         if tensors:
             check(lib.stw_tensor_destroy(self._handles(tensors), len(tensors)))
             for tensor in tensors:
                 self._forget(tensor)
 
     def discard(self, tensors: Sequence[Tensor]) -> None:
-        """Their contents are dead. Busy with views open."""
+        """Declare their contents dead. BusyError while views are open."""
         if tensors:
             check(lib.stw_tensor_discard(self._handles(tensors), len(tensors)))
 
@@ -248,7 +250,7 @@ class Runtime(Fetches, Generations):
             check(lib.stw_advise(self._handles(tensors), len(tensors), number(Advice, advice)))
 
     def find(self, name: str) -> Tensor:
-        """By name. NotFoundError, a KeyError, when there is none."""
+        """The tensor of that name. NotFoundError, a KeyError, if there is none."""
         handle = ctypes.c_void_p()
         check(lib.stw_tensor_find(self._use(), name.encode(), handle))
         return self._tensor(handle.value)
@@ -281,7 +283,7 @@ class Runtime(Fetches, Generations):
             tensor._end()
 
     def _look_for_ended(self) -> None:
-        """States end with their optimizer."""
+        """Remove state tensors, which end with their optimizer."""
         info = _abi.stw_tensor_info.initial()
         for tensor in list(self._tensors.values()):
             if lib.stw_tensor_info_get(tensor._handle, info) == _abi.STW_ERROR_INVALID:
@@ -296,7 +298,7 @@ class Runtime(Fetches, Generations):
     def evict(self, tensors: Optional[Sequence[Tensor]] = None,
               tier: Union[Tier, str] = Tier.DEVICE, device: int = 0, *,
               timeout: Optional[float] = None) -> None:
-        """Evict these (None: all) from a tier; blocks until done. Busy names open views."""
+        """Evict these (None: all) from a tier; blocks until done. BusyError names open views."""
         if tensors is not None and not tensors:
             return
         handles = None if tensors is None else self._handles(tensors)
@@ -306,8 +308,8 @@ class Runtime(Fetches, Generations):
     def forget_stream(self, stream: int) -> None:
         """Call it before a stream is destroyed on which views were fetched or released.
 
-        Its work may go on after that, and CUDA reuses its handle for the next stream: later work is
-        ordered by marks that are made now. Busy: it records a graph.
+        The stream's work may continue after that, and CUDA reuses its handle for the next stream:
+        later work is ordered after marks that are made now. BusyError while it records a graph.
         """
         check(lib.stw_stream_forget(self._use(), ctypes.c_void_p(stream)))
 
@@ -315,21 +317,21 @@ class Runtime(Fetches, Generations):
                    timeout: Optional[float] = None) -> None:
         """Change a tier's budget to `size` bytes, no more than at open; 0: evicts everything.
 
-        Blocks until the excess is evicted and its memory given back to the system. It is in force
-        at the return; after an error the old budget holds.
+        Blocks until the excess is evicted and its memory was returned to the system. The new budget
+        holds when the call returns; after an error the old one holds.
         """
         check(_waiting.call(self, lib.stw_tier_set_budget, self._use(), number(Tier, tier), device,
                             size, nanoseconds(timeout)))
 
     def set_victim_policy(self, rank: Optional[Rank], *,
                           timeout: Optional[float] = None) -> None:
-        """Let rank(tier, device, victims) decide what is evicted first from device and host tiers;
+        """Let rank(tier, device, victims) set the order of eviction from device and host tiers;
         None removes it.
 
         It returns a score for each Victim: lower is evicted first, 0 keeps the default order. It
-        runs on a thread of the library, with the GIL, now and then: nothing waits for it, and it
-        must not call waiting functions. Its exceptions are printed, and its scores are then 0.
-        Blocks until a running call of the previous policy has returned.
+        runs from time to time on a thread of the library, with the GIL held: nothing waits for it,
+        and it must not call blocking functions. Its exceptions are printed, and its scores are then
+        0. Blocks until a running call of the previous policy has returned.
         """
         if rank is None:
             function, policy = None, None
@@ -343,7 +345,7 @@ class Runtime(Fetches, Generations):
     def host_alloc(self, nbytes: int, *, align: int = 0, zero: bool = False) -> HostMemory:
         """Allocate a piece of host_scratch_bytes. align: a power of two, 0: 64.
 
-        Never blocks. BudgetError has the free bytes.
+        Never blocks. BudgetError contains the free bytes.
         """
         return HostMemory(self, nbytes, align, zero)
 
@@ -375,7 +377,7 @@ class Runtime(Fetches, Generations):
         return any(export > begin for export in list(self._exports))
 
     def _finish_aborts(self) -> None:
-        """Aborts that waited for arrays."""
+        """Complete aborts that waited for arrays."""
         for step in list(self._aborting):
             if self._exports_since(step._since) or not self._may_finalise():
                 continue
@@ -388,10 +390,9 @@ class Runtime(Fetches, Generations):
     # -- optimizers ---------------------------------------------------------------------------
 
     def adamw(self, hyper: Hyper = Hyper(weight_decay=0.01), **details: Any) -> Optimizer:
-        """AdamW. details: name, state_policy, state_dtype, ema_decay: a state "ema" averages the
+        """AdamW. details: name, state_policy, state_dtype; ema_decay: a state "ema" averages the
         parameters with this decay, for evaluation; durable: states and counts are part of
-        generations; torch_order: with the bits of torch.optim on the CPU
-        (STW_OPTIMIZER_TORCH_ORDER)."""
+        generations; torch_order: the bits of torch.optim on the CPU (STW_OPTIMIZER_TORCH_ORDER)."""
         return Optimizer(self, "adamw", hyper, **details)
 
     def adam(self, hyper: Hyper = Hyper(), **details: Any) -> Optimizer:
@@ -408,11 +409,12 @@ class Runtime(Fetches, Generations):
 
     def custom(self, update: Any, states: Sequence[str] = (), hyper: Hyper = Hyper(), *,
                user: Union[int, ctypes.c_void_p, None] = None, **details: Any) -> Optimizer:
-        """An algorithm of the program, called for one range of elements after the other.
+        """A custom algorithm, called for one range of elements after the other.
 
-        update: a Python function of an UpdatePiece, over NumPy arrays; or, without the GIL between
-        the threads, a C function of UpdateKernel's type: from ctypes, or an address (for example of
-        numba's cfunc). states: names of its fp32 arrays; user: a C function's first argument.
+        update: a Python function of an UpdatePiece, over NumPy arrays; or, to run in parallel
+        without the GIL, a C function of the type UpdateKernel: from ctypes, or an address (for
+        example of numba's cfunc). states: names of its fp32 arrays; user: the first argument of a C
+        function.
         """
         return Optimizer(self, "custom", hyper, custom=Custom(update, tuple(states), user),
                          **details)
@@ -432,7 +434,7 @@ class Runtime(Fetches, Generations):
         return LinkStats(*(getattr(stats, name) for name in LinkStats._fields))
 
     def _device(self, device: int) -> DeviceInfo:
-        """The first result of device_info(): the fields used here do not change."""
+        """A cached device_info(): the fields used here do not change."""
         known = self._devices.get(device)
         if known is None:
             known = self._devices[device] = self.device_info(device)
@@ -451,9 +453,9 @@ class Runtime(Fetches, Generations):
         return DeviceInfo._of(info)
 
     def write_report(self, path: Union[str, "os.PathLike[str]"]) -> None:
-        """A JSON report. Blocks for the file."""
+        """Write a JSON report. Blocks until the file is written."""
         check(lib.stw_report_write(self._use(), os.fsencode(path)))
 
     def write_timeline(self, path: Union[str, "os.PathLike[str]"]) -> None:
-        """A Chrome trace, for Perfetto. Blocks for the file."""
+        """Write a Chrome trace, for Perfetto. Blocks until the file is written."""
         check(lib.stw_timeline_write(self._use(), os.fsencode(path)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors, requests for ranges of them, and the plain data that describes them."""
+"""Tensors, requests for ranges of them, and the classes that describe them."""
 from __future__ import annotations
 
 import ctypes
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _deleter = _abi.stw_deleter_fn
 _request = _abi.stw_fetch_request
 _TENSOR_AT = _request.tensor.offset
-# Requests for all of a tensor: the bytes before and after its handle.
+# Requests for a whole tensor: the bytes before and after its handle.
 _OF_NOTHING = tuple(bytes(_request.initial(access=int(access))) for access in Access)
 _HEADS = [request[:_TENSOR_AT] for request in _OF_NOTHING]
 _TAIL = _OF_NOTHING[0][_TENSOR_AT + 8:]
@@ -36,7 +36,7 @@ _TAIL = _OF_NOTHING[0][_TENSOR_AT + 8:]
 
 @dataclass(frozen=True)
 class Policy:
-    """Where a tensor rests by default, where it may be, and what is evicted first."""
+    """The default and the allowed tiers of a tensor, and its order of eviction."""
 
     home: Union[Tier, str] = Tier.DEFAULT
     allowed_tiers: int = 0  # Allow.HOST | Allow.NVME; 0: all
@@ -60,14 +60,14 @@ class TensorSpec:
     dtype: Any = Dtype.F32
     name: Optional[str] = None
     role: Union[Role, str] = Role.OTHER
-    zero: bool = False       # reads as zeros until written; costs no bytes
+    zero: bool = False       # reads as zeros until written, without using memory
     read_only: bool = False  # written only by Tensor.write()
     align_bytes: int = 0
     neighbour: int = 0
     policy: Optional[Policy] = None
     partition: Union[Partition, str] = Partition.DEFAULT
     partition_multiple: int = 0  # shards hold a multiple of this many elements
-    fixed_address: bool = False  # one address at each device for life
+    fixed_address: bool = False  # one address at each device for its lifetime
     no_address: bool = False  # address() is refused; with fault_in its writes cost less
     durable: bool = False  # part of generations, found again by its name
 
@@ -110,7 +110,7 @@ def dimensions_of(shape: Union[int, Sequence[int]]) -> Tuple[int, ...]:
 
 
 class TensorInfo(NamedTuple):
-    """The properties of a tensor and its residency, at one moment."""
+    """A snapshot of the properties of a tensor and its residency."""
 
     name: Optional[str]
     state: State
@@ -126,12 +126,12 @@ class TensorInfo(NamedTuple):
     version: int
     open_views: int
     partition: Partition
-    restored: bool  # the contents came from a generation: do not initialise it
+    restored: bool  # contents restored from a generation: do not initialise it
     frozen: bool    # read_only=True, or Tensor.freeze()
 
 
 class Request:
-    """A range of a tensor at a tier, made once and fetched often. From Tensor.request()."""
+    """A range of a tensor at a tier, created once and fetched often. From Tensor.request()."""
 
     __slots__ = ("tensor", "access", "into", "_dtype", "_requests", "_memory", "_waits")
 
@@ -140,24 +140,24 @@ class Request:
         self.tensor = tensor
         self.access = Access(access)
         self.into = into        # the destination of the copy, as given
-        self._memory = memory   # keeps it in place
+        self._memory = memory   # keeps the destination in place
         self._dtype = int(request.dtype) or tensor._dtype
-        # Copies and gathered tensors are not tried at once, as that would be all of the work, nor
-        # shared, as each such view has its own bytes or its turn.
+        # Copies and gathered tensors are not tried without a wait, which would already do all of
+        # the work. Their views are not shared: each has its own bytes, or its turn.
         self._waits = (memory is not None or self._dtype != tensor._dtype
                        or (tensor._waits and request.scope == Scope.WHOLE))
-        # Every access returns this one, so that a list may have tensors and requests.
+        # Indexed by access like a tensor's, so that a list may contain tensors and requests.
         self._requests = (bytes(request),) * len(Access)
 
     @property
     def dtype(self) -> Dtype:
-        """Of the view."""
+        """The dtype of the view."""
         return Dtype(self._dtype)
 
 
 class Tensor:
-    """A tensor of a runtime, until destroy() or the runtime's end; dropping the object does not end
-    it.
+    """A tensor of a runtime. It exists until destroy() or the end of the runtime, even if the
+    object is dropped.
 
     Runtime.create(), find() and iteration return the same object for the same tensor.
     """
@@ -179,7 +179,7 @@ class Tensor:
 
     @property
     def tensor(self) -> "Tensor":
-        """Itself: a list for fetch_many() may have tensors and requests."""
+        """Itself, since a list for fetch_many() may contain tensors and requests."""
         return self
 
     @property
@@ -208,7 +208,7 @@ class Tensor:
 
     @property
     def restored(self) -> bool:
-        """Whether its contents came from the generation that was resumed: do not initialise it."""
+        """Whether its contents were restored from the resumed generation: do not initialise it."""
         return self.info().restored
 
     def __repr__(self) -> str:
@@ -238,7 +238,7 @@ class Tensor:
     # -- what is known of it ------------------------------------------------------------------
 
     def info(self) -> TensorInfo:
-        """Never blocks."""
+        """A snapshot of its properties and residency. Never blocks."""
         info = _abi.stw_tensor_info.initial()
         check(lib.stw_tensor_info_get(self._use(), info))
         return TensorInfo(
@@ -250,15 +250,16 @@ class Tensor:
         )
 
     def address(self, device: int = 0) -> Tuple[int, int]:
-        """Address and size on a device, the same for life. A view makes the bytes resident."""
+        """Address and size on a device, constant for its lifetime. A view makes the bytes
+        resident."""
         pointer, count = ctypes.c_void_p(), ctypes.c_uint64()
         check(lib.stw_tensor_address(self._use(), device, pointer, count))
         return pointer.value or 0, count.value
 
     def by_address(self, device: int = 0) -> ByAddress:
-        """An object for torch.from_dlpack() and the like, to make an array at address(): it pins
-        nothing, and may be accessed only while the tensor is fetched there, or with the runtime's
-        fault_in=True.
+        """An object for torch.from_dlpack() and similar functions, to make an array at address().
+        The array pins nothing, and may be accessed only while the tensor is fetched there, or with
+        the runtime's fault_in=True.
         """
         self.address(device)
         return ByAddress(self, device)
@@ -268,12 +269,12 @@ class Tensor:
     def request(self, access: Union[Access, str] = Access.READ, begin: int = 0, count: int = 0, *,
                 tier: Union[Tier, str] = Tier.DEFAULT, device: int = 0, dtype: Any = None,
                 into: Any = None, scope: Union[Scope, str] = Scope.WHOLE) -> Request:
-        """A request of a fetch. begin, count: elements of the flattened tensor; 0, 0: all. scope:
-        "shard" for this rank's part.
+        """Create a request for a fetch. begin, count: elements of the flattened tensor; 0, 0: all.
+        scope: "shard" for this rank's part.
 
         into: an array or buffer of exactly these elements, to which they are copied; READ only.
-        dtype, of the view: f32, f16 and bf16 convert; READ or REDUCE. None: that of `into`, else
-        the tensor's.
+        dtype: of the view; conversion between f32, f16 and bf16, for READ or REDUCE. None: that of
+        `into`, else the tensor's.
         """
         kind = number(Access, access)
         handle = self._use()
@@ -308,7 +309,7 @@ class Tensor:
         return count or (self._elements if begin == 0 else 0)
 
     def _fits(self, memory: Memory, count: int) -> None:
-        """The library trusts the sizes, so they are checked here."""
+        """Check the size, which the library trusts."""
         each = ITEM_BYTES[self._dtype if memory.dtype is None else memory.dtype]
         if memory.bytes != count * each:
             raise ValueError(f"{memory.bytes} bytes of the caller's for {count} elements of "
@@ -328,10 +329,10 @@ class Tensor:
               scope: Union[Scope, str] = Scope.WHOLE) -> None:
         """Copy from an array, a buffer or a sequence of numbers; blocks until it is copied.
 
-        f32, f16 and bf16 are converted to nearest; other dtypes must be the tensor's. A buffer
-        without a dtype has the tensor's. Arrays are NumPy's, or of a library that exports them by
-        DLPack, as PyTorch does, in host memory. dtype: the type of the elements, overriding that of
-        the array or buffer: "bf16" for NumPy's uint16.
+        f32, f16 and bf16 are converted with rounding to nearest; other dtypes must be the tensor's.
+        A buffer without a dtype counts as the tensor's. Arrays are from NumPy or any library that
+        exports them by DLPack, like PyTorch, in host memory. dtype: the type of the elements,
+        overriding that of the array or buffer, for example "bf16" for NumPy's uint16.
         """
         handle, memory = self._use(), readable(source, self._dtype, dtype)
         self._fits(memory, self._range(begin, count, scope))
@@ -347,8 +348,8 @@ class Tensor:
              timeout: Optional[float] = None, scope: Union[Scope, str] = Scope.WHOLE) -> Any:
         """Copy to `out`, or to a new array (a bytearray without NumPy), and return it.
 
-        out: a writeable array or buffer, as for write(). dtype: of the elements of `out`,
-        overriding its own, or of a new array: the tensor's, or another one among f32, f16 and bf16.
+        out: a writeable array or buffer, as for write(). dtype: the type of the elements of `out`,
+        overriding its own, or of a new array: the tensor's, or another one of f32, f16 and bf16.
         """
         handle, elements = self._use(), self._range(begin, count, scope)
         code = self._dtype if dtype is None else int(dtype_of(dtype))
@@ -368,7 +369,7 @@ class Tensor:
 
     def fill(self, value: float, begin: int = 0, count: int = 0, *,
              timeout: Optional[float] = None, scope: Union[Scope, str] = Scope.WHOLE) -> None:
-        """Fill it with one value, converted to nearest; blocks until every block is filled."""
+        """Fill it with a value, rounded to nearest; blocks until every block is filled."""
         handle = self._use()
         self._range(begin, count)
         check(_waiting.call(self._runtime, lib.stw_tensor_fill, handle, float(value),
@@ -377,17 +378,17 @@ class Tensor:
     def reduce(self, local: Any = None, *, dtype: Any = None, scale: float = 1.0,
                more: bool = False, adopt: bool = False,
                timeout: Optional[float] = None) -> None:
-        """Add an array to all of the tensor. Blocks until it is added. None: this rank has no
-        gradient. If no rank has one the tensor stays empty, and its parameter is not updated.
+        """Add an array to the whole tensor. Blocks until it is added. None: this rank has no
+        gradient. If no rank has one, the tensor stays empty and its parameter is not updated.
 
-        adopt: return at once, and add it later; the array is the library's until it is added, and
-        must not be changed. It is passed by DLPack, like PyTorch's, and freed by its deleter, in C
-        on a thread of the library. The call waits if the library holds too much already.
+        adopt: return at once, and add the array later; it belongs to the library until it is added,
+        and must not be changed. It is passed by DLPack, as by PyTorch, and freed by its deleter, in
+        C on a thread of the library. The call waits if the library already holds too much.
 
         more: further micro-batches follow before the sums of the ranks are added. Arrays and dtype
         are as for write().
 
-        Not restarted after Ctrl-C: it may then be half done, and reads of the tensor raise that.
+        It is not restarted after Ctrl-C: it may be half done then, which reads of the tensor raise.
         """
         handle = self._use()
         made = contiguous_export(local) if adopt else None
@@ -405,7 +406,7 @@ class Tensor:
         if scale == 0 or not math.isfinite(scale):
             raise ValueError(f"a scale of {scale}; do not reduce what is not to be added")
         if made is not None and memory is not None:
-            _exchange.take(made)  # an interrupt here leaks it, but never frees it twice
+            _exchange.take(made)  # an interrupt here leaks the array, but never frees it twice
             status = _waiting.call(self._runtime, lib.stw_reduce_adopt, handle, memory.pointer,
                                    options, _deleter(made.deleter), made.managed, again=False)
             if status < 0:
@@ -418,11 +419,13 @@ class Tensor:
     # -- contents and policy ------------------------------------------------------------------
 
     def discard(self) -> None:
-        """The contents are dead: EMPTY (or zeros) from now on. Busy with views open."""
+        """Declare the contents dead: EMPTY (or zeros) from now on. BusyError while views are
+        open."""
         check(lib.stw_tensor_discard(self._alone(), 1))
 
     def destroy(self) -> None:
-        """End it; its bytes return to their budgets. Busy with views, or held by an optimizer."""
+        """End it; its bytes return to their budgets. BusyError while views are open, or an
+        optimizer uses it."""
         check(lib.stw_tensor_destroy(self._alone(), 1))
         self._runtime._forget(self)
 
@@ -430,7 +433,7 @@ class Tensor:
         check(lib.stw_advise(self._alone(), 1, number(Advice, advice)))
 
     def prefetch(self, access: Union[Access, str] = Access.READ) -> None:
-        """A hint that a fetch is coming. Never blocks, never fails for lack of room."""
+        """A hint that a fetch will follow. Never blocks, never fails for lack of room."""
         self._runtime.prefetch([self], access)
 
     def evict(self, tier: Union[Tier, str], device: int = 0, *,
@@ -439,7 +442,8 @@ class Tensor:
         self._runtime.evict([self], tier, device, timeout=timeout)
 
     def reshape(self, shape: Union[int, Sequence[int]]) -> None:
-        """As many elements as at creation or fewer; EMPTY from now on. Busy with views open."""
+        """Change its shape, to at most the elements at creation; EMPTY from now on. BusyError while
+        views are open."""
         dimensions = dimensions_of(shape)
         sizes = (ctypes.c_uint64 * max(len(dimensions), 1))(*dimensions)
         check(lib.stw_tensor_reshape(self._use(), sizes, len(dimensions)))
@@ -447,10 +451,10 @@ class Tensor:
         self._shape, self._elements = info.shape, info.elements
 
     def freeze(self, frozen: bool = True) -> None:
-        """Freeze it: only write() writes it, as with read_only=True; False: unfreeze it.
+        """Freeze it, so that only write() changes it, as with read_only=True; False: unfreeze it.
 
         Steps of its optimizer do not change it. A durable frozen tensor cannot be written once a
-        generation has it, so nvme keeps one copy. Never blocks.
+        generation includes it, so nvme keeps a single copy. Never blocks.
         """
         check(lib.stw_tensor_freeze(self._use(), int(bool(frozen))))
 

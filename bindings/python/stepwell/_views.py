@@ -26,7 +26,7 @@ _release = unchecked("stw_release")
 _share = unchecked("stw_view_share")
 _new_view, _byref = _abi.stw_view, ctypes.byref
 _EMPTY = (ctypes.c_ubyte * 0)
-_COPY = 1 << 63  # in the cookie of a copy in the caller's memory
+_COPY = 1 << 63  # the cookie of a copy in the caller's memory
 
 
 class _Export:

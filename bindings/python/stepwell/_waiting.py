@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that wait. Python's signal handlers run only in the main thread, between bytecodes, and so
-not while it waits in the library. Then a small thread is notified of Ctrl-C by the wakeup
-descriptor and ends the wait with stw_runtime_interrupt(); back in Python, the handler runs.
+"""Calls that wait. Python's signal handlers run only in the main thread, between bytecodes, and
+therefore not while it waits in the library. Meanwhile a helper thread is notified of Ctrl-C by the
+wakeup descriptor and ends the wait with stw_runtime_interrupt(); then Python runs the handler.
 """
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from typing import Any, Callable, Optional, Tuple
 from . import _abi
 from ._library import lib
 
-# Signals whose handlers usually end the program. Handlers of others run when the call returns.
+# Signals whose handlers usually end the program. Handlers of other signals run when the call ends.
 ENDING = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT))
 AGAIN_SECONDS = 0.02
 
 
 class Listener:
-    """The thread, its sockets, and the wait it would end."""
+    """The thread, its sockets, and the wait that it may have to end."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.handle: Any = None  # of the runtime in which the main thread waits
+        self.handle: Any = None  # of the runtime in which the main thread is waiting
         self.calls = 0           # number of waits: a signal ends the one during which it arrives
         self.before = -1         # the program's own wakeup descriptor, served meanwhile
         self.ears, self.mouth = socket.socketpair()
@@ -39,13 +39,13 @@ class Listener:
                 try:
                     os.write(self.before, heard)
                 except OSError:
-                    pass  # full or closed: the same as without this thread
+                    pass  # full or closed: as it would be without this thread
             if not ENDING.isdisjoint(heard):
                 self.end_wait()
 
     def end_wait(self) -> None:
-        # Repeatedly: the signal may have arrived just before the wait began. Not the waits after
-        # it, which are those of a handler, or of code that runs when it has returned.
+        # Repeatedly, since the signal may have arrived just before the wait began. Later waits are
+        # not interrupted: they belong to a handler, or to code that runs after it.
         with self.lock:
             call = self.calls
         while True:
@@ -61,7 +61,7 @@ class Listener:
             before = signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
         except ValueError:  # embedded: Python's main thread receives no signals
             return function(*arguments)
-        if before != mouth:  # else an exception of a handler was raised before the end below
+        if before != mouth:  # else a handler raised an exception before the end below
             self.before = before
         try:
             with self.lock:
@@ -75,7 +75,7 @@ class Listener:
 
 
 class Patience:
-    """The timeout of a call that may be repeated: it counts from the first call."""
+    """The timeout of a call that may be repeated, counted from the first call."""
 
     def __init__(self, arguments: Tuple[Any, ...], begin: int, default: int = 0) -> None:
         self.arguments, self.begin, self.default = arguments, begin, default
@@ -84,7 +84,7 @@ class Patience:
         self.given = [at.timeout_ns or default for at in self.options]
 
     def left(self) -> Tuple[Any, ...]:
-        """The arguments with the remaining time: in a field of options, or the last of them."""
+        """The arguments with the remaining time, in a field of options or as the last argument."""
         spent = time.monotonic_ns() - self.begin
         for options, given in zip(self.options, self.given):
             options.timeout_ns = given and max(1, given - spent)
@@ -99,7 +99,7 @@ class Nanoseconds(int):
 
 
 def nanoseconds(seconds: Optional[float]) -> int:
-    """None: the runtime's default, which the library calls 0."""
+    """None: the runtime's default, 0 in the library."""
     if seconds is None:
         return Nanoseconds(0)
     if not seconds >= 0:
@@ -118,8 +118,8 @@ def end() -> None:
 
 
 def call(runtime: Any, function: Callable[..., int], *arguments: Any, again: bool = True) -> int:
-    """A call that may wait, in `runtime`. again: an interrupted call may be repeated, as it is when
-    a handler of Ctrl-C returns. Interrupts by the program are not retried."""
+    """A call that may wait, in `runtime`. again: the call may be repeated after a signal handler
+    has returned. It is not repeated after an interrupt by the program."""
     me = threading.get_ident()
     nested = me in runtime._inside
     runtime._inside.add(me)
@@ -143,7 +143,7 @@ def call(runtime: Any, function: Callable[..., int], *arguments: Any, again: boo
 
 
 def _forget_listener() -> None:
-    """In a forked child: the thread is the parent's, and so are the sockets."""
+    """In a forked child: the thread and the sockets belong to the parent."""
     global _listener, _main
     if _listener is not None:
         before = signal.set_wakeup_fd(-1)

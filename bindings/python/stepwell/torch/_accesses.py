@@ -22,22 +22,22 @@ _Off = torch._C.DisableTorchFunctionSubclass
 
 
 class Accesses:
-    """The accesses of one Offload, which last until the next mark at most."""
+    """The accesses of one Offload. An access lasts at most until the next mark."""
 
     def __init__(self, offload: "Offload") -> None:
         self._offload = offload
         self.touched: Dict[Record, Any] = {}
-        self._shown: Dict[Record, int] = {}  # of these, those held only by tensors
-        self.copies = 0   # running state_dict() calls, which return copies
+        self._shown: Dict[Record, int] = {}  # of these, accesses held only by tensors
+        self.copies = 0   # number of running state_dict() calls, which return copies
 
     def end(self) -> None:
-        """The mark."""
+        """End all accesses, at a mark."""
         while self.touched:
             self._untouch(next(reversed(self.touched)))
         self.copies = 0
 
     def pinned(self, record: Record) -> torch.Tensor:
-        """Its bytes, flat: the pin ends with the tensor."""
+        """Its bytes as a flat tensor, with which the pin ends."""
         return torch.from_dlpack(self._offload.runtime.fetch(record.tensor))
 
     def touch(self, records: List[Record], func: Any, args: Any, kwargs: Any,
@@ -53,8 +53,8 @@ class Accesses:
                 for record in records:
                     record.outside = True
             elif not any(record.outside or record.unit is None for record in records):
-                # A checkpoint inside a unit computes a part of it again. As in the forward pass all
-                # of it is pinned, and the checkpoint's own hooks see the saved tensors.
+                # A checkpoint inside a unit recomputes a part of it. As in the forward pass, the
+                # whole unit is pinned, and the checkpoint's own hooks get the saved tensors.
                 for record in records:
                     offload.backward.pin(record.unit, _task(), _node())
                 with _Off():
@@ -63,7 +63,7 @@ class Accesses:
         name = getattr(func, "__name__", "")
         if (name == "__setitem__" or name.startswith("__i")
                 or (name.endswith("_") and not name.endswith("__"))):
-            find_absent(args[:1] or kwargs.values(), written)  # the others are read
+            find_absent(args[:1] or kwargs.values(), written)  # the other arguments are read
         if offload.in_step():
             for record in records:
                 if record.unit is not None and not record.unit.calls:
@@ -72,8 +72,8 @@ class Accesses:
             self._end_shown()
         for record in records:
             record.touches += 1
-            # A write through an address is a fault if these are served, but not of a frozen
-            # parameter, and a view is enough if torch notices the write.
+            # If faults are served, a write through an address is one, except for a frozen
+            # parameter; and a view is enough if torch notices the write.
             given = escapes and (record.frozen or not offload.serves_faults)
             writes = given or record in written or "out" in kwargs
             self._touch(record, writes and not (record.frozen and func in VERSIONED))
@@ -99,10 +99,10 @@ class Accesses:
         return result
 
     def _end_shown(self) -> None:
-        """End accesses whose tensors have ended: a loop over `.data` may exceed the budget. If
-        faults are served the others may end as well, and are fetched again by one."""
+        """End accesses whose tensors have ended, since a loop over `.data` may exceed the budget.
+        If faults are served, the other accesses may end as well: a fault fetches them again."""
         for record in list(self._shown):
-            # The parameter's own, this one, and the kept ones.
+            # The parameter's own tensor, this one, and the kept views.
             if self._offload.serves_faults or users_of(record.alias) == 2 + len(record.views):
                 self._untouch(record)
 
@@ -142,7 +142,7 @@ class Accesses:
         return any(record.address == address for record in records)
 
     def set_data(self, record: Record, data: torch.Tensor) -> None:
-        """Replace its bytes; its memory stays, as aliases and tiers refer to it."""
+        """Replace its bytes, but not its memory, to which aliases and tiers refer."""
         if tuple(data.shape) != record.size or data.dtype != record.dtype:
             if self._offload.making is not None and data.dtype in DTYPES:
                 record.name = self._offload.making.fresh(record.name)
@@ -153,9 +153,9 @@ class Accesses:
                 f"{record.dtype}: a parameter in tiers keeps its shape and dtype; change it before "
                 "offload()")
         self._offload.copied.end(record.tensor)
-        if data is record.parameter:  # as Module.to() does if nothing has to be moved
+        if data is record.parameter:  # like Module.to() when nothing has to be moved
             return
-        if record.pins:  # in its module's call, or its address was passed on since the last mark
+        if record.pins:  # in its module's call, or its address was returned since the last mark
             with torch.no_grad():
                 record.alias.copy_(data)
         else:
@@ -178,7 +178,7 @@ def _count_copies(module: torch.nn.Module, more: int) -> None:
             return
 
 
-# Functions of the module, so that models with these hooks can be copied and pickled.
+# Module-level functions, so that models with these hooks can be copied and pickled.
 def copies_begin(module: torch.nn.Module, *_: Any) -> None:
     _count_copies(module, 1)
 

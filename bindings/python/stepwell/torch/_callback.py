@@ -14,9 +14,9 @@ def report_callback(path: "Union[None, str, os.PathLike[str]]" = None, *,
                     model: Optional[torch.nn.Module] = None) -> Any:
     """A TrainerCallback for the Trainer of transformers, which must be installed.
 
-    Logs get stepwell/read_bytes, stepwell/written_bytes and stepwell/wait_share, as from
-    Offload.progress(). path: the report is written there with each checkpoint and at the end.
-    model: the offloaded one, if it is inside that of the Trainer.
+    It adds stepwell/read_bytes, stepwell/written_bytes and stepwell/wait_share of
+    Offload.progress() to the logs. path: the report is written there with each checkpoint and at
+    the end. model: the offloaded model, if it is inside that of the Trainer.
     """
     import transformers
 
@@ -31,7 +31,7 @@ def report_callback(path: "Union[None, str, os.PathLike[str]]" = None, *,
                 "stepwell/written_bytes": found.written_bytes,
                 "stepwell/wait_share": found.wait_share}
             logs.update(own)
-            if state.log_history:  # it has a copy of the logs
+            if state.log_history:  # a copy of the logs
                 state.log_history[-1].update(own)
 
         def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:

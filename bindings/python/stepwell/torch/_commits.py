@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generations of an offloaded model: the state that is not in the library's durable tensors.
+"""Generations of an offloaded model: the state outside the library's durable tensors.
 
-Parameters and large states are durable tensors, and kernels keep their counts. Buffers are copied
-to durable tensors at a commit. Hyper-parameters and small states are in the metadata, with the
-program's own.
+Parameters and large states are durable tensors, and kernels keep their counts. A commit copies
+buffers to durable tensors, and writes hyper-parameters and small states into the metadata, together
+with the program's own metadata.
 """
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class Commits:
-    """The part of an Offload that has a store. It is made before the optimizer is converted."""
+    """The commits of an Offload with a store. Created before the optimizer is converted."""
 
     def __init__(self, offload: "Offload") -> None:
         self._offload = offload
         self._buffers: Dict[str, Tensor] = {}
-        self.generation = 0  # the resumed one; 0: none
+        self.generation = 0  # the number of the resumed one; 0: none
         self.kept = False    # a generation has the frozen parameters
         found: Dict[str, Any] = {}
         try:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def cut(offload: "Offload", name: str, module: torch.nn.Module, least: int) -> None:
-    """Make units of a subtree: as large as allowed, and of modules that are called."""
+    """Divide a subtree into units: as large as allowed, and only modules that are called."""
     found = _records_of(offload, module.parameters())
     if not found:
         return
@@ -54,7 +54,7 @@ def _unit(offload: "Offload", name: str, module: torch.nn.Module, records: List[
 
 
 def _check_room_for_gradients(offload: "Offload", unit: Unit) -> None:
-    """Gradients are added, block by block, while backward holds their unit."""
+    """Check for the room in which gradients are added, by blocks, while backward holds a unit."""
     block = offload.block_bytes
     sizes = [record.alias.nbytes for record in unit.records]
     small = sum(size for size in sizes if size < block)
@@ -71,7 +71,7 @@ def _check_room_for_gradients(offload: "Offload", unit: Unit) -> None:
 
 
 def split(unit: Unit) -> None:
-    """Its parameters are used without a call of its module: its children become units."""
+    """Make units of its children, since its parameters are used without a call of its module."""
     if unit.depth or shares(unit.module):
         return
     uninstall(unit.module)
@@ -82,11 +82,11 @@ def split(unit: Unit) -> None:
 
 
 def stays(offload: "Offload", states: int) -> bool:
-    """Whether all of it fits in the device budget: nothing has to be evicted between uses."""
+    """Whether everything fits in the device budget, so that nothing is evicted between uses."""
     used = offload.runtime.tier_stats("device").used_bytes
     if offload.ranks is not None or used < sum(record.tensor.nbytes for record in offload.records):
         return False
-    for unit in offload.units:  # each has blocks of its own for gradients, and for each state
+    for unit in offload.units:  # each has separate blocks for gradients and for each state
         own = [record for record in unit.records if record.unit is unit]
         gradients = sum(record.elements * record.dtype.itemsize for record in own)
         state = 4 * sum(record.elements for record in own)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of safetensors, read into and written from tensors in tiers without a copy of the model.
 
-The format is read here and not by its package, which maps whole files into memory and needs all
-tensors of a file at once to write it. A tensor is moved in slices, through the memory of
-_streams.py; one whose memory is not in row-major order is moved at once.
+This module implements the format itself, since the package of the format maps whole files into
+memory and needs all tensors of a file at once to write it. A tensor is moved in slices, through the
+buffers of _streams.py; a tensor that is not in row-major order is moved as a whole.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ._records import READ, Offloaded, Record, read, write
 from ._streams import PART_BYTES, Place, Reader, Writer
 
 Path = Union[str, "os.PathLike[str]"]
-_AHEAD = 8  # slices of tensors in tiers that are fetched ahead of their save
+_AHEAD = 8  # slices of tensors in tiers that are prefetched by a save
 _HEADER_MAX = 100 << 20
 _ALIGN = 8
 _DTYPES = {
@@ -40,7 +40,7 @@ _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 
 
 class _Entry(NamedTuple):
-    """A tensor of a file."""
+    """A tensor in a file."""
 
     descriptor: int
     path: str
@@ -84,13 +84,14 @@ def _copy(call: Any, record: Record, memory: torch.Tensor, begin: int) -> None:
 # -- loading --------------------------------------------------------------------------------------
 
 def load_safetensors(model: torch.nn.Module, path: Path, *, strict: bool = True) -> Any:
-    """Load a model's parameters and buffers from a file, or from a folder as save_safetensors() and
-    transformers write them; returns (missing_keys, unexpected_keys) as load_state_dict() does.
+    """Load a model's parameters and buffers from a file, or from a folder written by
+    save_safetensors() or transformers; returns (missing_keys, unexpected_keys) like
+    load_state_dict().
 
     Names are those of state_dict(); for a parameter with several names one is enough. Values of
-    another dtype are converted to the model's, as copy_() does. strict: missing or unexpected names
-    are a RuntimeError, as another shape always is; nothing has been loaded then. It uses 10 MiB of
-    plain memory at a time. The model may be plain, made by init(), or offloaded.
+    another dtype are converted to the model's, like copy_(). strict: missing or unexpected names
+    raise a RuntimeError, as another shape always does; nothing has been loaded then. It uses 10 MiB
+    of plain memory at a time. The model may be plain, made by init(), or offloaded.
     """
     state = _stated(model)
     with ExitStack() as stack:
@@ -115,8 +116,8 @@ def load_safetensors(model: torch.nn.Module, path: Path, *, strict: bool = True)
         if wrong:
             raise RuntimeError(f"Error(s) in loading state_dict for {type(model).__name__}:\n\t"
                                + "\n\t".join(wrong))
-        # The last of several names of a parameter counts, as in load_state_dict(); in the files'
-        # order.
+        # The last of several names of a parameter applies, as in load_state_dict(); in the order of
+        # the files.
         chosen = {id(value): (entries[name], value) for name, value in state.items()
                   if name in entries}
         pairs = sorted(chosen.values(), key=lambda pair: (pair[0].path, pair[0].begin))
@@ -148,7 +149,7 @@ def _load(value: torch.Tensor, entry: _Entry, slices: Iterator[memoryview]) -> N
 
 
 def _parts(entry: _Entry, slices: Iterator[memoryview]) -> Iterator[Tuple[int, torch.Tensor]]:
-    """(first element, the elements) of each slice of a tensor to read."""
+    """(first element, elements) of each slice of a tensor to read."""
     at = 0
     while at < entry.size:
         memory = next(slices)
@@ -157,7 +158,7 @@ def _parts(entry: _Entry, slices: Iterator[memoryview]) -> Iterator[Tuple[int, t
 
 
 def _entries(path: str, stack: ExitStack) -> Dict[str, _Entry]:
-    """All tensors of a file or folder; the files are open as long as the stack."""
+    """All tensors of a file or folder; the stack closes the files."""
     if not os.path.isdir(path):
         return _opened(path, stack)
     if os.path.exists(os.path.join(path, _ONE)):
@@ -215,12 +216,12 @@ def save_safetensors(model: torch.nn.Module, path: Path, *,
     """Save a model's parameters and buffers for load_safetensors(), safetensors and transformers
     (which needs model.config.save_pretrained(path), too).
 
-    path: a folder, made if need be, that gets model.safetensors, or several files of at most
-    max_shard_bytes and model.safetensors.index.json; or the name of one file, ".safetensors". Names
-    are those of state_dict(); the first of several names of a parameter. dtypes are the model's.
-    Files are written under other names, flushed and renamed when all are complete: a reader before
-    that finds the old model, or nothing. A folder whose shards are replaced has both for a moment.
-    It uses 10 MiB of plain memory at a time.
+    path: a folder, created if necessary, for model.safetensors, or for several files of at most
+    max_shard_bytes and model.safetensors.index.json; or the name of one file, ending in
+    ".safetensors". Names are those of state_dict(), the first one if a parameter has several.
+    dtypes are the model's. Files are written under other names, flushed, and renamed when all are
+    complete: until then a reader finds the old model, or nothing. A folder whose shards are
+    replaced has both for a moment. It uses 10 MiB of plain memory at a time.
     """
     path, state = os.fspath(path), _stated(model)
     first: Dict[int, str] = {}
@@ -312,7 +313,7 @@ class _Ahead:
         return PART_BYTES // record.dtype.itemsize
 
     def __call__(self, record: Record, begin: int) -> None:
-        """The elements from `begin` on are saved now."""
+        """The elements from `begin` on are about to be saved."""
         while self._asked and (self._asked[0][0] is not record
                                or self._asked[0][1] + self._step(record) <= begin):
             self._asked.popleft()
@@ -327,7 +328,7 @@ class _Ahead:
 
 
 def _streamed(value: torch.Tensor) -> Any:
-    """Its record, if it is in tiers and moved in slices."""
+    """The record of a tensor in tiers that is moved in slices; None for others."""
     record = value._stepwell if isinstance(value, Offloaded) else None
     return record if record is not None and _in_order(record) else None
 
@@ -348,7 +349,7 @@ def _save(file: Writer, value: torch.Tensor, ahead: _Ahead) -> None:
 
 
 def _remove_others(folder: str, kept: Any) -> None:
-    """Files of a model that was saved here with another division."""
+    """Remove files of a model that was saved here with another division into shards."""
     for name in os.listdir(folder):
         if name not in kept and (name in (_ONE, _INDEX) or _SHARD.fullmatch(name)):
             os.unlink(os.path.join(folder, name))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients, from autograd to their tensors.
 
-Each is passed to the library, which adds it after the call. Small ones of a model that fits in the
-device budget are copied to their tensors, many at once: adopting one wakes another thread, which
-costs more than copying some hundred kilobytes. Their tensors keep their memory from step to step:
-the first gradient of a step overwrites the old contents.
+Each gradient is passed to the library, which adds it after the call. If the model fits in the
+device budget, small gradients are copied to their tensors instead, many at once: adopting one wakes
+another thread, which costs more than copying some hundred kilobytes. Their tensors keep their
+memory from step to step: the first gradient of a step overwrites the old contents.
 """
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from ._records import Record, flat, own_grad, set_own_grad
 if TYPE_CHECKING:
     from ._offload import Offload
 
-_TOGETHER = 64          # gradients that are collected at most,
-_ELEMENTS = 1 << 20     # and about this many elements of them
+_TOGETHER = 64          # the maximum number of collected gradients,
+_ELEMENTS = 1 << 20     # and about the maximum of their elements
 _memmove = ctypes.memmove
 _get_grad = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
 _set_grad = torch.Tensor.grad.__set__  # type: ignore[attr-defined]
@@ -40,7 +40,7 @@ _Off = torch._C.DisableTorchFunctionSubclass
 
 
 class Arrived:
-    """The collected gradients of a backward pass. They wait in the parameters' own `.grad`."""
+    """The collected gradients of a backward pass, which are in the parameters' own `.grad`."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -48,7 +48,7 @@ class Arrived:
         self._elements = 0
 
     def put(self, record: Record, wait: bool) -> None:
-        """wait: copy() will be called at the end of the pass."""
+        """Add a gradient. wait: copy() will be called at the end of the pass."""
         records = self._records
         records.append(record)
         self._elements += record.elements
@@ -56,7 +56,7 @@ class Arrived:
             self.copy()
 
     def copy(self) -> None:
-        """Move all waiting ones to their tensors."""
+        """Copy all collected gradients to their tensors."""
         records, self._records, self._elements = self._records, [], 0
         if records:
             with _Off():  # a parameter may be Absent again
@@ -84,7 +84,7 @@ class Arrived:
             release(views)
         for record, grad in zip(found, grads):
             _set_grad(record.parameter, None)
-            if views is None:  # they have no memory yet, or a view is open
+            if views is None:  # the tensors have no memory yet, or a view is open
                 record.add_gradient(grad)
             record.has_gradient = True
 
@@ -101,14 +101,14 @@ class Gradients:
         self._reduce_at = [ctypes.addressof(options) for options in self._reduce_options]
 
     def accumulated(self, parameter: torch.Tensor) -> None:
-        """Autograd has a gradient; its memory is released at once."""
+        """Autograd has computed a gradient; its memory is released at once."""
         record: Record = parameter._stepwell  # type: ignore[attr-defined]
         offload = self._offload
         task = _task()
         if offload.in_backward is not None:
             offload.in_backward.coming(record)
         if (record.place is not None and not record.has_gradient and not record.spent
-                and parameter is record.parameter):  # else it stands for a part of one
+                and parameter is record.parameter):  # else it stands for a part of a parameter
             self.small.put(record, offload.backward.knows(task))
         else:
             grad = own_grad(parameter)
@@ -118,7 +118,7 @@ class Gradients:
         unit = record.unit
         record.done = task
         if offload.ranks is not None and offload.ranks.find_unused:
-            pass  # others hold it longer
+            pass  # others refer to it longer
         elif unit is not None and unit.task == task and task >= 0:
             unit.awaited -= 1
             if unit.awaited <= 0:
@@ -127,8 +127,8 @@ class Gradients:
             offload.in_backward.arrived(record)
 
     def reduce(self, gradient: Tensor, source: torch.Tensor, more: bool) -> None:
-        """Pass a gradient's memory on; it is added after the call. more: to this rank's part."""
-        # As gradient.reduce(source, adopt=True) does, in a sixth of its time.
+        """Pass a gradient's memory on, to be added after the call. more: to this rank's part."""
+        # Like gradient.reduce(source, adopt=True), in a sixth of its time.
         capsule = torch._C._to_dlpack(source)  # type: ignore[attr-defined]
         managed, deleter = given(capsule)
         status = _adopt(gradient._handle, source.data_ptr(), self._reduce_at[more], deleter,
@@ -138,5 +138,6 @@ class Gradients:
             raise error_of(status)
 
     def add(self, gradient: Tensor, source: torch.Tensor) -> bool:
-        """Add to a gradient at once. False: open views prevent it; pass its memory on."""
+        """Add to a gradient at once. False: open views prevent it, so its memory must be passed
+        on."""
         return _reduce(gradient._handle, source.data_ptr(), self._reduce_at[0]) == 0

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""offload(update_in_backward=True): a parameter is updated once backward has its gradient.
+"""offload(update_in_backward=True): a parameter is updated as soon as backward has its gradient.
 
 autograd adds the gradient of a parameter in one piece when all nodes that lead to it have run, so
-the update may begin then. It waits for the end of the hold of the parameter's unit, as later nodes
-of the unit may read the bytes that it writes. Operations that need all gradients first are refused
-with it. The first step updates nothing before step(): a loop with such an operation is refused
-there, with its model unchanged.
+the update may begin then. It waits for the end of the hold of the parameter's unit, since later
+nodes of the unit may read the bytes that it writes. Operations that need all gradients first are
+refused in this mode. The first step updates nothing before step(), so that a loop with such an
+operation is refused with its model unchanged.
 """
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class InBackward:
     def __init__(self, offload: "Offload", steps: Steps) -> None:
         self._offload = offload
         self._steps = steps
-        self._armed = False     # a step has ended without a refused operation
-        self._taken: Dict[Record, None] = {}  # of this step: updated, or about to be
-        self._due: Dict[Record, None] = {}    # of these, those not updated yet
+        self._armed = False     # a step has ended without an operation that is refused
+        self._taken: Dict[Record, None] = {}  # in this step: updated, or about to be updated
+        self._due: Dict[Record, None] = {}    # of these, those that are not updated yet
         self._groups: Dict[Record, int] = {}
-        self._settings: List[Dict[str, Any]] = []  # of the groups at the first gradient
+        self._settings: List[Dict[str, Any]] = []  # of the groups, at the first gradient
         self._task = -1         # the backward pass of the last gradient
         self._outermost = False
         self._open = -1         # the outermost running pass
@@ -42,7 +42,7 @@ class InBackward:
     # -- gradients, as they come --------------------------------------------------------------
 
     def coming(self, record: Record) -> None:
-        """Before a gradient is added."""
+        """A gradient will be added."""
         if record in self._taken:
             raise RuntimeError(
                 f"{record.label()} gets another gradient in this step, and "
@@ -52,12 +52,12 @@ class InBackward:
                 "gradients")
 
     def arrived(self, record: Record) -> None:
-        """A gradient was added, and the hold of its unit has ended if it was the last of it."""
+        """A gradient was added; if it was the last of its unit, the hold of the unit has ended."""
         task = _task()
         if task != self._task:
             self._begin(task)
-        # A pass inside another one, as in reentrant checkpoints, may not be the only one. Gradients
-        # of tiles, and of other uses, arrive one by one.
+        # A nested pass, as in reentrant checkpoints, may be followed by others. Gradients of tiles,
+        # and of other uses of their weight, arrive one by one.
         if not self._outermost or record not in self._groups or record.large:
             return
         self._taken[record] = self._due[record] = None
@@ -90,7 +90,7 @@ class InBackward:
     # -- the rest of the step -----------------------------------------------------------------
 
     def check_settings(self) -> None:
-        """step() begins: its hyper-parameters are those of the updates that were made."""
+        """step() begins: check that its hyper-parameters are those of the updates made so far."""
         if not self._taken:
             return
         now = self._steps.settings()
@@ -107,7 +107,7 @@ class InBackward:
         self._forget()
 
     def check_use(self, record: Record) -> None:
-        """The bytes of a gradient are requested."""
+        """The bytes of a gradient are accessed."""
         if record in self._taken:
             raise RuntimeError(
                 f"the gradient of {record.label()} is used between backward() and step(), and "
@@ -116,7 +116,7 @@ class InBackward:
                 "without it")
 
     def dropped(self, record: Record) -> None:
-        """A gradient is dropped or replaced. This is how to continue after a failed pass."""
+        """A gradient is dropped or replaced, as a program does to continue after a failed pass."""
         if record not in self._taken:
             return
         if self._open >= 0:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""init(): a model whose parameters go to tiers while its constructor runs.
+"""init(): a model whose parameters are moved to tiers while its constructor runs.
 
-torch's registration hooks tell when a module gets a parameter. The parameters of the module that
-registered last are in plain memory; earlier ones are in tensors, and each operation on one fetches
-it (Absent in _records.py).
+torch's registration hooks report each parameter that a module gets. The parameters of the module
+that registered one last are in plain memory; earlier ones are in tensors, and each operation on one
+of them fetches it (Absent in _records.py).
 """
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from ._sizes import Places, Size, places_of
 _inside = threading.local()
 _Parameter = torch.nn.Parameter
 _plain_new = _Parameter.__new__
-_trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+_trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
 
 
 def _new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
-    """Parameter(p) of one in tiers: with its own memory, as it mostly replaces p."""
+    """Parameter(p) of a parameter in tiers gets its own memory, since it usually replaces p."""
     if not isinstance(data, Offloaded):
         return _plain_new(cls, data, requires_grad)
     record = data._stepwell
@@ -43,9 +43,9 @@ def _new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
 
 
 class Tiers:
-    """Tiers in which a model was made; offload() uses them further. From init().
+    """Tiers in which a model was created, for its offload(). From init().
 
-    Threads: as the model.
+    Threads: as for the model.
     """
 
     def __init__(self, made: Offload, durable: bool) -> None:
@@ -54,11 +54,11 @@ class Tiers:
         made.making = self
         self._durable = durable
         self._waiting: List[Tuple[str, "weakref.ref[torch.nn.Parameter]"]] = []
-        self._shared: List[Tuple[Any, Any]] = []  # by Parameter() of a parameter
+        self._shared: List[Tuple[Any, Any]] = []  # made by Parameter() of a parameter
         self._module: Any = None
         self._hooks: List[Any] = []
         self._count = 0
-        self._freed = 0  # bytes of plain memory, since the allocator last gave memory back
+        self._freed = 0  # bytes of plain memory since memory was last returned to the system
 
     # -- the with statement -----------------------------------------------------------------------
 
@@ -92,7 +92,7 @@ class Tiers:
         self._take(f"{type(module).__name__}.{name}", parameter)
 
     def _child(self, module: torch.nn.Module, name: str, child: Any) -> None:
-        """A registered module is complete; so are copies that nothing registered."""
+        """A module is registered: its parameters are complete, and so are unregistered copies."""
         if child is not None and getattr(_inside, "tiers", None) is self:
             for below in child.modules():
                 for own, parameter in below._parameters.items():
@@ -100,7 +100,7 @@ class Tiers:
             self._move()
 
     def copied(self, name: str, parameter: torch.nn.Parameter) -> None:
-        """A copy of a parameter in tiers, which no module registers."""
+        """A copy of a parameter in tiers was made, which no module has registered."""
         if getattr(_inside, "tiers", None) is self:
             self._take(name, parameter)
 
@@ -110,7 +110,7 @@ class Tiers:
     # -- moving -----------------------------------------------------------------------------------
 
     def _take(self, name: str, parameter: Any) -> None:
-        """Move it with the next ones, if it can be moved at all."""
+        """Move it together with later ones, if it can be moved."""
         if self._others(parameter) > self._made.unit_bytes:
             self._move()
         if (type(parameter) is torch.nn.Parameter and parameter.layout == torch.strided
@@ -124,15 +124,15 @@ class Tiers:
         return f"{name.rsplit(' #', 1)[0]} #{self._count}"
 
     def _others(self, parameter: Any) -> int:
-        """Bytes of it and of waiting ones, except the largest: a weight waits for its bias, as the
-        module writes to both once it has them."""
+        """Bytes of it and of waiting ones, except the largest: a weight waits for its bias, since
+        the module initialises both after registering them."""
         known = [each for each in (waiting() for _, waiting in self._waiting) if each is not None]
         sizes = [each.numel() * each.element_size() for each in [*known, parameter]
                  if isinstance(each, torch.Tensor)]
         return sum(sizes) - max(sizes, default=0)
 
     def _move(self) -> None:
-        """Move waiting parameters, except those that share memory with a possible writer."""
+        """Move waiting parameters, except those whose memory a tensor of the program shares."""
         due, kept = [], []
         for name, known in self._waiting:
             parameter = known()
@@ -147,8 +147,8 @@ class Tiers:
         self._give_back(sum(record.tensor.nbytes for record in made))
 
     def _give_back(self, nbytes: int) -> None:
-        """glibc's heap keeps memory that is freed below a small live piece: finally as much as the
-        model.
+        """Return freed memory to the system. glibc's heap keeps freed memory below a small live
+        piece, in the end as much as the model.
         """
         self._freed += nbytes
         if _trim is not None and self._freed > self._made.unit_bytes:
@@ -164,9 +164,9 @@ class Tiers:
                 ) -> Tuple[torch.nn.Module, Optional[torch.optim.Optimizer]]:
         """stepwell.torch.offload() in these tiers; returns both arguments.
 
-        Parameters of the model in plain memory are moved, too. The tensors of unreferenced
-        parameters are destroyed. Blocks while bytes are moved: with a store_name all of them are,
-        once, to tensors with the names of the model.
+        Parameters of the model in plain memory are moved, too, and the tensors of unreferenced
+        parameters are destroyed. Blocks while bytes are moved: with a store_name all of them are
+        moved once, to tensors with the names of the model.
         """
         made = self._made
         check_updates(optimizer, keep_gradients, update_in_backward, find_unused_parameters)
@@ -222,23 +222,22 @@ class Tiers:
 def init(*, device_bytes: Size, host_bytes: Size = 0, nvme: Places = None,
          nvme_bytes: Optional[Size] = None, store_name: Optional[str] = None,
          **options: Any) -> Tiers:
-    """Make a model larger than memory: inside the `with`, parameters move to tiers as they are
-    made.
+    """Create a model larger than memory: inside the `with`, its parameters are moved to tiers.
 
         with stepwell.torch.init(device_bytes="2GiB", nvme="/fast", nvme_bytes="200GiB") as tiers:
             model = Model()
         optimizer = torch.optim.AdamW(model.parameters())
         tiers.offload(model, optimizer)
 
-    The constructor runs unchanged and draws the same values as without the `with`. Plain memory has
-    the parameters of one module, the one that registered last, and those whose memory is still
-    referenced elsewhere. After the `with` each access fetches its parameter; tiers.offload() makes
-    the model run in units. A replaced parameter keeps its room until then.
+    The constructor runs unchanged and draws the same values as without the `with`. Plain memory
+    holds the parameters of the module that registered one last, and those whose memory is still
+    referenced elsewhere. After the `with` each access fetches its parameter; after tiers.offload()
+    the model runs in units. A replaced parameter uses room until then.
 
-    nvme_bytes is needed with nvme (except for Nvme objects), as the model's size is not known yet:
-    room for parameters and gradients, and 4 bytes of each of the optimizer's states for each
-    element; with a store_name see docs/generations.md, and the parameters once more. Other
-    arguments are those of offload(). Threads: models that other threads make meanwhile are plain.
+    nvme_bytes is needed with nvme (except for Nvme objects), since the size of the model is not
+    known yet: room for parameters and gradients, and 4 bytes per element for each state of the
+    optimizer; with a store_name see docs/generations.md, and add the parameters once more. Other
+    arguments are those of offload(). Threads: models that other threads create meanwhile are plain.
     """
     if nvme_bytes is None and not all(isinstance(place, (Nvme, Mapping))
                                       for place in places_of(nvme)):

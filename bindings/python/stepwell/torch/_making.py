@@ -12,7 +12,7 @@ from .._tensor import TensorSpec
 from . import _optimizer, _tiles
 from ._records import DTYPES, TRAINED, Offloaded
 
-_SLACK = 32     # blocks of nvme in addition to the computed ones
+_SLACK = 32     # blocks of nvme in addition to the computed number
 _FROZEN = TRAINED + 1  # neighbour number
 
 offloads: "weakref.WeakKeyDictionary[torch.nn.Module, Any]" = weakref.WeakKeyDictionary()
@@ -20,7 +20,7 @@ offloads: "weakref.WeakKeyDictionary[torch.nn.Module, Any]" = weakref.WeakKeyDic
 
 def checked(model: torch.nn.Module,
             made: Any = None) -> List[Tuple[str, torch.nn.Parameter]]:
-    """The parameters, each once; raises if one of them is not supported."""
+    """The parameters, each once. Raises if one of them is not supported."""
     if isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
         raise TypeError(f"{type(model).__name__} keeps copies of parameters: offload the model "
                         "inside it (model.module)")
@@ -73,7 +73,7 @@ def check_updates(optimizer: Optional[torch.optim.Optimizer], keep_gradients: bo
 
 def need(model: torch.nn.Module, parameters: List[Tuple[str, torch.nn.Parameter]],
           optimizer: Optional[torch.optim.Optimizer], block: int, copies: int) -> int:
-    """Bytes of nvme for parameters, gradients and states; copies: of durable tensors."""
+    """Bytes of nvme for parameters, gradients and states. copies: of each durable tensor."""
     states = 0 if optimizer is None else _optimizer.states_of(optimizer)
     need = _SLACK * block
     for _, parameter in parameters:
@@ -81,11 +81,11 @@ def need(model: torch.nn.Module, parameters: List[Tuple[str, torch.nn.Parameter]
         own = [parameter.element_size()]
         if parameter.requires_grad:
             sizes = own * (1 + copies) + [4] * copies * (states + half)
-        else:  # and one copy if it shares its block with no other
+        else:  # a single copy, if it shares its block with no other tensor
             alone = parameter.numel() * parameter.element_size() >= block
             sizes = own if alone else own * copies
         need += sum(-(-parameter.numel() * size // block) * block for size in sizes)
-    if copies > 1:  # and the file of generations, see docs/generations.md
+    if copies > 1:  # the file of generations: see docs/generations.md
         need += copies * sum(-(-buffer.numel() * buffer.element_size() // block) * block
                              for buffer in model.buffers())
         need += copies * ((2 << 20) + 512 * (need // block))
@@ -93,9 +93,9 @@ def need(model: torch.nn.Module, parameters: List[Tuple[str, torch.nn.Parameter]
 
 
 def spec_of(name: str, like: torch.Tensor, trained: bool, durable: bool) -> TensorSpec:
-    """Small ones fill blocks in the order of creation. Frozen ones, which are never written, have
-    separate blocks; but a generation needs the same places whatever is frozen in a run. It keeps
-    one copy of those."""
+    """The spec of a parameter's tensor. Small tensors fill blocks in the order of creation. Frozen
+    ones, which are never written, have separate blocks, except with a store: a generation needs the
+    same places whichever parameters are frozen in a run, and keeps one copy of the frozen ones."""
     return TensorSpec(shape=max(1, like.numel()), dtype=DTYPES[like.dtype], name=name,
                       role="param", neighbour=TRAINED if trained or durable else _FROZEN,
                       read_only=durable and not trained, durable=durable)

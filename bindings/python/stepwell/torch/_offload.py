@@ -28,21 +28,21 @@ from ._sizes import Places, Size, nvme_of, size_of
 from ._spill import Spill
 from ._units import Unit, install, uninstall
 
-_SHARE = 8      # of the device budget: the maximum of a unit's parameters together
+_SHARE = 8      # a unit's parameters are at most this fraction of the device budget
 
 
 class Offload:
     """The result of offload(): tiers, units and gradients of one model. From offloaded(model).
 
-    Threads: any may call the model, and concurrent calls wait for each other; the rest is for one
-    thread at a time. close() gives the model its memory back.
+    Threads: any may call the model, and concurrent calls wait for each other; other methods are for
+    one thread at a time. close() moves the model back to plain memory.
     """
 
     def __init__(self, runtime: Runtime, budget: int, block_bytes: int, keep_gradients: bool,
                  ranks: int) -> None:
-        self.model: Optional[torch.nn.Module] = None  # of init(): not made yet
+        self.model: Optional[torch.nn.Module] = None  # None during init()
         self.runtime = runtime
-        self.making: Any = None  # the Tiers of init(), until they have a model
+        self.making: Any = None  # the Tiers of init(), until a model is offloaded
         self.commits: Optional[Commits] = None  # with a store_name
         self.in_backward: Optional[InBackward] = None  # with update_in_backward
         self.closed = False
@@ -63,19 +63,19 @@ class Offload:
         self.meter = Meter(runtime)
         self.saved_tensors = Spill(self)
         self.serves_faults = False
-        self.has_host = False  # a separate tier beside the device's, where gradients are added
+        self.has_host = False  # there is a separate host tier, where gradients are added
         self.ranks: Optional[Ranks] = Ranks(self) if ranks > 1 else None
-        self.spill: Optional[Spill] = None  # the same, if saved tensors may be moved to nvme
+        self.spill: Optional[Spill] = None  # if saved tensors may be moved to nvme
         self.held: List[Unit] = []  # released at the next mark
-        self.resident = False  # all of it fits in the device budget permanently
+        self.resident = False  # everything fits in the device budget permanently
         self.kept: Dict[Unit, None] = {}
         self.optimizer: Optional[torch.optim.Optimizer] = None
-        self.own_steps = False  # its step() sees gradients at their addresses
+        self.own_steps = False  # the optimizer's own step() accesses gradients at their addresses
         self._phases: Dict[str, Phase] = {}
         self._handles: List[Any] = []  # of hooks on modules
         self._train: Optional[Step] = None
         self._eval: Optional[Step] = None
-        self.lock = threading.RLock()  # of the model's calls
+        self.lock = threading.RLock()  # held during calls of the model
 
     # -- making -----------------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ class Offload:
               parameters: List[Tuple[str, torch.nn.Parameter]], durable: bool,
               update_in_backward: bool, find_unused_parameters: bool,
               tile_bytes: Optional[Size]) -> None:
-        """Convert a model, so that its calls and steps go through the tiers."""
+        """Convert a model, so that its calls and steps use the tiers."""
         if self.ranks is not None:
             self.ranks.find_unused = find_unused_parameters
         self.model, self.optimizer = model, optimizer
@@ -98,7 +98,7 @@ class Offload:
         if durable:
             self.commits = Commits(self)
         states = 0 if optimizer is None else _optimizer.states_of(optimizer)
-        # Parameters updated in backward release their pins and gradients there.
+        # Parameters that are updated in backward release their pins and gradients there.
         self.resident = not update_in_backward and stays(self, states)
         if optimizer is not None:
             steps = _optimizer.convert(optimizer, self)
@@ -112,14 +112,14 @@ class Offload:
                    if id(parameter) not in self.by_parameter], durable)
         for name, parameter in parameters:
             record = self.by_parameter[id(parameter)]
-            if record.name != name:  # of init()
+            if record.name != name:  # created by init()
                 record.name = name
                 if durable:
                     self.renew(record, record.alias, durable)
 
     def move(self, parameters: List[Tuple[str, torch.nn.Parameter]],
              durable: bool) -> List[Record]:
-        """Move these into tensors of their own."""
+        """Move each of these to a tensor."""
         specs = [spec_of(name, parameter, parameter.requires_grad, durable)
                  for name, parameter in parameters]
         tensors = self.runtime.create_many(specs)
@@ -149,7 +149,8 @@ class Offload:
         del self.by_address[record.address]
 
     def renew(self, record: Record, data: torch.Tensor, durable: bool) -> None:
-        """Give a parameter another tensor, for data with own memory or of another size or dtype."""
+        """Give a parameter another tensor, for data with its own memory, or another size or
+        dtype."""
         old = record.tensor
         self.mark()
         if data is record.alias:
@@ -165,7 +166,7 @@ class Offload:
     # -- calls and steps --------------------------------------------------------------------------
 
     def begin_call(self, module: torch.nn.Module) -> bool:
-        """The model is called. True: end_call() will follow."""
+        """The model is called. Returns whether end_call() will follow."""
         self.mark()
         if self.optimizer is not None and torch.is_grad_enabled() and module.training:
             if self._train is None:
@@ -200,7 +201,7 @@ class Offload:
         return step
 
     def mark(self) -> None:
-        """Accesses outside units end here."""
+        """End the accesses outside units."""
         self.end_kept()
         self.accesses.end()
         while self.held:
@@ -216,15 +217,15 @@ class Offload:
             unit.views.release()
 
     def no_sync(self) -> ContextManager[None]:
-        """In the block, gradients are accumulated on each rank; the next backward pass after it
-        sums all of them over the ranks. For all micro-batches of a step but the last:
+        """In the block, each rank accumulates gradients; the next backward pass after it sums all
+        of them over the ranks. For all micro-batches of a step except the last:
 
             with stepwell.torch.offloaded(model).no_sync():
                 loss(model, first).backward()
             loss(model, last).backward()
             optimizer.step()
 
-        Gradients that the last pass does not reach are summed by step(). No effect on one rank.
+        step() sums gradients that the last pass does not reach. No effect on one rank.
         """
         if self.in_backward is not None:
             raise ValueError("no_sync() is for several backward passes in a step, and with "
@@ -253,7 +254,7 @@ class Offload:
         self.runtime.close(deferred=True)
 
     def let_go(self, model: torch.nn.Module) -> None:
-        """Call its modules as torch does; parameters stay in their tensors."""
+        """Restore the calls of its modules to torch's; parameters stay in their tensors."""
         for module in model.modules():
             uninstall(module)
         for handle in self._handles:
@@ -270,12 +271,12 @@ class Offload:
     # -- generations ------------------------------------------------------------------------------
 
     def commit(self, metadata: Any = None, *, label: Optional[str] = None) -> int:
-        """Make the present state a generation, and return its number; needs store_name.
+        """Make a generation of the present state, and return its number; needs store_name.
 
-        In it: parameters, persistent buffers, the optimizer's states, counts and groups. Not in it:
-        gradients, so call it after step() and zero_grad(). metadata: values that torch.load() reads
-        with weights_only, at most 1 MiB with the small states. Random states, schedulers, scalers
-        and the position in the data have to be added by the program:
+        It includes parameters, persistent buffers, the optimizer's states, counts and groups, but
+        no gradients, so call it after step() and zero_grad(). metadata: values that torch.load()
+        reads with weights_only, at most 1 MiB together with the small states. The program must add
+        random states, schedulers, scalers and the position in the data:
 
             model, optimizer = stepwell.torch.offload(model, optimizer, ..., store_name="run1",
                                                       resume=True, overwrite=True)
@@ -287,7 +288,8 @@ class Offload:
             stepwell.torch.offloaded(model).commit({
                 "random": torch.get_rng_state(), "scheduler": scheduler.state_dict()})
 
-        Blocks until it is on stable storage. A process that resumes it continues with equal bits.
+        Blocks until it is on stable storage. A process that resumes it continues with the same
+        bits.
         """
         return self._stored().commit(metadata, label)
 
@@ -298,7 +300,7 @@ class Offload:
 
     @property
     def metadata(self) -> Any:
-        """The metadata passed to its commit()."""
+        """The metadata of the resumed generation, as passed to commit()."""
         return self.commits.metadata if self.commits is not None else None
 
     def _stored(self) -> Commits:
@@ -337,19 +339,20 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
             **options: Any) -> Tuple[torch.nn.Module, Optional[torch.optim.Optimizer]]:
     """Keep a model's parameters, gradients and optimizer states in tiers; returns both arguments.
 
-    The training loop stays as it is. device_bytes: memory in which the model computes; host_bytes:
-    a second tier of memory, useful if the device is a GPU; nvme: a directory, or several, for bytes
+    The training loop is unchanged. device_bytes: memory in which the model computes; host_bytes: a
+    second tier of memory, useful if the device is a GPU; nvme: a directory, or several, for bytes
     that do not fit; nvme_bytes: its size, by default enough for parameters, gradients and states.
-    store_name: generations are stored there (Offload.commit()); resume=True: resume the newest,
-    with overwrite=True start anew if there is none; the contents of the arguments are replaced
-    then. keep_gradients: `.grad` stays after optimizer.step() until zero_grad(), as in plain torch,
-    and takes room meanwhile. update_in_backward: update each parameter once backward has its
-    gradient, which needs a loop that does nothing with gradients. find_unused_parameters: some
-    ranks may have no gradient of a parameter while others have one. activation_bytes: saved tensors
-    of autograd beyond this many bytes are moved to nvme until backward needs them, in room of
-    activation_nvme_bytes; None: they stay in memory. tile_bytes: weights of Linear, Embedding and
-    Conv1D larger than that are computed in tiles of at most this size; None: those that do not fit
-    device_bytes, in tiles of an eighth of it. options: those of stepwell.Runtime.
+    store_name: the name of a store for generations (Offload.commit()); resume=True: resume the
+    newest generation, which replaces the contents of the arguments; with overwrite=True start anew
+    if there is none. keep_gradients: `.grad` remains after optimizer.step() until zero_grad(), as
+    in plain torch, and uses room until then. update_in_backward: update each parameter as soon as
+    backward has its gradient, for loops that do nothing else with gradients.
+    find_unused_parameters: some ranks may have no gradient for a parameter while others have one.
+    activation_bytes: tensors saved by autograd beyond this many bytes are moved to nvme until
+    backward needs them, in activation_nvme_bytes; None: they stay in memory. tile_bytes: weights of
+    Linear, Embedding and Conv1D larger than this are processed in tiles of at most this size; None:
+    those that do not fit into device_bytes, in tiles of an eighth of it. options: those of
+    stepwell.Runtime.
 
     Blocks while the parameters are copied to their tiers. Raises BudgetError if a module's
     parameters do not fit together, naming it.
@@ -379,11 +382,11 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
 
 def opened(device_bytes: Size, host_bytes: Size, nvme: Places, nvme_bytes: Optional[Size],
            store_name: Optional[str], keep_gradients: bool, options: Dict[str, Any]) -> Offload:
-    """Tiers without a model."""
+    """Open tiers without a model."""
     device = size_of(device_bytes)
     block = options.get("block_bytes") or _abi.STW_BLOCK_2M
     ranks = options.get("group") is not None or options.get("replica_group") is not None
-    options.setdefault("fault_in", not ranks)  # a fault of one rank cannot run a fetch of all ranks
+    options.setdefault("fault_in", not ranks)  # a fault on one rank cannot start a fetch on all
     runtime = Runtime(
         devices=[Device(device)], host_bytes=size_of(host_bytes),
         nvme=nvme_of(nvme, size_of(nvme_bytes or 0), block), store_name=store_name, **options)
@@ -396,10 +399,10 @@ def opened(device_bytes: Size, host_bytes: Size, nvme: Places, nvme_bytes: Optio
 
 @contextlib.contextmanager
 def save_on_tiers(model: torch.nn.Module, keep_bytes: Size) -> Iterator[Spill]:
-    """In the block, saved tensors of an offloaded model beyond keep_bytes are moved to its tiers.
+    """In the block, tensors saved by an offloaded model beyond keep_bytes are moved to its tiers.
 
-    As with offload(activation_bytes=) throughout. The nvme budget must have room for them. The
-    `with` returns a Spill, which counts. Backward may come after the block.
+    offload(activation_bytes=) does the same for all calls. The nvme budget must have room for them.
+    The `with` returns a Spill, which counts their bytes. Backward may run after the block.
     """
     made = offloaded(model)
     before, kept = made.spill, made.saved_tensors.keep_bytes
@@ -411,7 +414,7 @@ def save_on_tiers(model: torch.nn.Module, keep_bytes: Size) -> Iterator[Spill]:
 
 
 def offloaded(model: torch.nn.Module) -> Offload:
-    """The Offload of a model: its runtime, report and close()."""
+    """The Offload object of a model, with its runtime, report and close()."""
     found = offloads.get(model)
     if found is None:
         raise KeyError("this model is not offloaded")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program's own optimizer object, whose steps go through the tiers after offload().
+"""The program's own optimizer object, whose steps use the tiers after offload().
 
 Its class is replaced by one derived from Streamed and its old class, so that schedulers, scalers
-and trainers keep their object. AdamW, Adam, SGD and Adagrad have kernels of the library. Any other
-one runs its own code, for one parameter after the other, over states that are tensors of the
-library.
+and trainers keep their object. AdamW, Adam, SGD and Adagrad are stepped by kernels of the library.
+Any other optimizer runs its own code, for one parameter after the other, over states that are
+tensors of the library.
 """
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from ._records import (
 if TYPE_CHECKING:
     from ._offload import Offload
 
-_SMALL = 4096  # bytes: a state up to this size stays in plain memory
-_Off = torch._C.DisableTorchFunctionSubclass  # around fields of parameters that may be Absent
+_SMALL = 4096  # bytes; states up to this size stay in plain memory
+_Off = torch._C.DisableTorchFunctionSubclass  # for fields of parameters that may be Absent
 
 
 def _adam(group: Dict[str, Any]) -> Hyper:
@@ -58,7 +58,7 @@ class _Kind:
                  states: Dict[str, str]) -> None:
         self.algorithm = algorithm
         self.hyper = hyper
-        self.states = states  # torch's name: the library's
+        self.states = states  # maps torch's names to the library's
 
 
 _KINDS = {
@@ -73,7 +73,7 @@ _KINDS = {
 
 
 def kind_of(optimizer: torch.optim.Optimizer) -> Optional[_Kind]:
-    """Its kernel; None: it runs its own code."""
+    """The kernel of an optimizer; None: it runs its own code."""
     kind = _KINDS.get(type(optimizer))
     if kind is None:
         return None
@@ -84,20 +84,20 @@ def kind_of(optimizer: torch.optim.Optimizer) -> Optional[_Kind]:
         if group.get("initial_accumulator_value"):
             return None
     if type(optimizer) is torch.optim.SGD:
-        # With and without momentum differ in states: the kernel has one form.
+        # Groups with and without momentum differ in states; a kernel has only one form.
         if len({bool(group["momentum"]) for group in optimizer.param_groups}) > 1:
             return None
     return kind if len(algorithms) == 1 else None
 
 
 def torch_order(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its kernel has the bits of torch's own loop: unless a faster one was selected by
-    name, whose bits differ."""
+    """Whether its kernel has to give the bits of torch's own loop: unless the program selected a
+    faster form, whose bits differ."""
     return not any(group.get("fused") or group.get("foreach") for group in optimizer.param_groups)
 
 
 def states_of(optimizer: torch.optim.Optimizer) -> int:
-    """The maximum number of fp32 states of a parameter, as far as known."""
+    """The maximum number of fp32 states per parameter, as far as known."""
     kind = kind_of(optimizer)
     if kind is None:
         return 3
@@ -119,7 +119,7 @@ def check_parameters(optimizer: torch.optim.Optimizer, known: Set[int]) -> None:
 
 
 class Streamed:
-    """The class that offload() puts over the class of an optimizer."""
+    """The class by which offload() extends the class of an optimizer."""
 
     _stepwell: "Steps"
     param_groups: List[Dict[str, Any]]
@@ -152,7 +152,7 @@ class Streamed:
         super().add_param_group(param_group)  # type: ignore[misc]
 
     def state_dict(self) -> Dict[str, Any]:
-        """As torch's, with copies of the states in memory."""
+        """Like torch's, with copies of the states in memory."""
         return self._stepwell.state_dict()
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
@@ -195,8 +195,9 @@ def convert(optimizer: torch.optim.Optimizer, offload: "Offload") -> "Steps":
 
 
 def _rewrap_step(optimizer: torch.optim.Optimizer) -> None:
-    """A scheduler wraps step() to count calls, and warns if the wrapper is removed. It calls the
-    step() of the old class: replace it with one that looks up the class."""
+    """Keep a scheduler's wrapper around step(). Schedulers wrap step() to count calls, and warn if
+    the wrapper is removed. It calls the step() of the old class: replace this by a lookup in the
+    current class."""
     known = optimizer.__dict__.pop("step", None)
     if not hasattr(known, "_wrapped_by_lr_sched"):
         return
@@ -213,7 +214,7 @@ def _rewrap_step(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _resume_groups(optimizer: torch.optim.Optimizer, resumed: Dict[str, Any]) -> None:
-    """Give the groups the hyper-parameters of a generation."""
+    """Set the hyper-parameters of the groups to those of a generation."""
     name, groups = resumed["class"], resumed["groups"]
     sizes = [len(group["params"]) for group in optimizer.param_groups]
     if type(optimizer).__name__ != name or sizes != resumed["sizes"]:
@@ -226,7 +227,7 @@ def _resume_groups(optimizer: torch.optim.Optimizer, resumed: Dict[str, Any]) ->
 
 
 def restore(optimizer: torch.optim.Optimizer) -> None:
-    """Restore its original class, and its states in plain memory."""
+    """Restore the optimizer's original class, and its states in plain memory."""
     steps: Steps = optimizer._stepwell  # type: ignore[attr-defined]
     state = steps.states()
     optimizer.__class__ = steps.before
@@ -244,7 +245,7 @@ class Steps:
         self.before: Any = type(optimizer)
 
     def records(self) -> List[Tuple[int, Record]]:
-        """(group, record) of every parameter, in the optimizer's order."""
+        """(group, record) of each parameter, in the optimizer's order."""
         known = self.offload.by_parameter
         return [(at, known[id(parameter)])
                 for at, group in enumerate(self.optimizer.param_groups)
@@ -259,7 +260,7 @@ class Steps:
         if offload.in_backward is not None:
             offload.in_backward.check_settings()
         offload.mark()
-        # Gradients that the program made itself, or from before the parameter was hooked.
+        # Gradients that the program has set itself, or that are older than the parameter's hook.
         every = self.records()
         with _Off():
             for _, record in every:
@@ -290,7 +291,7 @@ class Steps:
         raise NotImplementedError
 
     def update_early(self, due: List[Tuple[int, Record]]) -> None:
-        """In the middle of backward. Parameters without room are left to step()."""
+        """Update parameters during backward. Those without room are left to step()."""
         raise NotImplementedError
 
     def states(self) -> Dict[torch.Tensor, Dict[str, Any]]:
@@ -359,7 +360,7 @@ class KernelSteps(Steps):
 
     def update(self, due: List[Tuple[int, Record]]) -> None:
         self._add(due)
-        for keep in (False, True):  # a gradient with a place of its own stays there
+        for keep in (False, True):  # a gradient with its own place keeps it
             tensors = [record.tensor for _, record in due
                        if (self.offload.keep_gradients or record.place is not None) == keep]
             if tensors:
@@ -371,7 +372,7 @@ class KernelSteps(Steps):
     def may_be_empty(self, every: List[Tuple[int, Record]]) -> Set[Record]:
         return {record for _, record in every}
 
-    update_early = update  # it is queued, and waits for its room after the call
+    update_early = update  # a queued step waits for its room after the call
 
     def states(self) -> Dict[torch.Tensor, Dict[str, Any]]:
         found = {}
@@ -397,7 +398,7 @@ class KernelSteps(Steps):
                                             if record.group >= 0]}
 
     def resume(self, kept: Dict[str, Any]) -> None:
-        """States and counts are restored with the added parameters."""
+        """Add the parameters again, which restores their states and counts."""
         added = set(kept["added"])
         self._add([(group, record) for group, record in self.records() if record.name in added])
 
@@ -427,7 +428,7 @@ class _State:
             shape=value.numel(), dtype=DTYPES[value.dtype], name=f"{record.name}.{name}",
             role="optimizer_state", neighbour=TRAINED,
             durable=record.offload.commits is not None)])[0]
-        if value.device.type != "meta":  # else a generation has it
+        if value.device.type != "meta":  # else its contents come from a generation
             write(self.tensor, value, self.stride)
         self.alias = at_address(self.tensor, self.size, self.stride)
 
@@ -456,7 +457,7 @@ class OwnSteps(Steps):
             changes = record.changes
             try:
                 self._each([(group, record)], True)
-            except BudgetError:  # units are held
+            except BudgetError:  # held units use the room
                 if record.changes != changes:
                     raise
 
@@ -522,7 +523,7 @@ class OwnSteps(Steps):
             record.spent = True
 
     def _kept(self, record: Record, name: str, value: Any, known: Any) -> Any:
-        least = _SMALL if self.offload.commits is None else 4  # metadata have little room
+        least = _SMALL if self.offload.commits is None else 4  # the room for metadata is small
         if not isinstance(value, torch.Tensor) or value.dtype not in DTYPES \
                 or value.numel() * value.element_size() <= least:
             return value
@@ -562,7 +563,7 @@ class OwnSteps(Steps):
 
 
 def _described(value: Any) -> Any:
-    """A state for the metadata. A tensor there costs hundreds of bytes, so numbers are plain."""
+    """A state for the metadata. A tensor costs hundreds of bytes there, so numbers are plain."""
     if isinstance(value, _State):
         return {"size": value.size, "stride": value.stride, "dtype": value.dtype}
     if isinstance(value, torch.Tensor) and value.dim() == 0 and not value.is_complex():
@@ -580,7 +581,7 @@ def _of_description(record: Record, name: str, value: Any) -> Any:
 
 
 def _plain(step: Any) -> Any:
-    """A class's step without the profiler's and the program's hooks, which are in Streamed.step."""
+    """A class's step() without the hooks of profiler and program, which Streamed.step() runs."""
     return getattr(step, "__wrapped__", step)
 
 

@@ -12,7 +12,7 @@ pop = _autograd._pop_saved_tensors_default_hooks
 
 
 def not_compiled(function: Any) -> None:
-    """torch.compile neither traces it nor enters it; functions that it calls are traced again."""
+    """Exclude a function from torch.compile; functions that it calls are traced again."""
     function._torchdynamo_disable = True
     _frames.set_code_exec_strategy(function.__code__, _frames._FrameExecStrategy(
         _frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT))

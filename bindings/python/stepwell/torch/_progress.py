@@ -26,7 +26,7 @@ class Progress(NamedTuple):
 
 
 class Meter:
-    """Sums of one Offload since the last call."""
+    """Sums over the steps of one Offload since the last call."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime

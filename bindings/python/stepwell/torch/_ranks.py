@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients over ranks: which are accumulated on this rank, and when all ranks sum them.
+"""Gradients over ranks: local accumulation, and the sums of all ranks.
 
 A sum is a collective, so all ranks make the same sums in the same order. By default a parameter's
-gradient is summed when autograd has it. If ranks may use different parameters
-(find_unused_parameters), each accumulates its own, and all ranks sum all of them in one order when
-the gradients are needed; a rank without one takes part too.
+gradient is summed as soon as autograd has it. If ranks may use different parameters
+(find_unused_parameters), each rank accumulates its own gradients, and all ranks sum all of them in
+one order when they are needed; ranks without a gradient take part too.
 """
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Ranks:
         self._offload = offload
         self.find_unused = False
         self._local = 0  # open no_sync() blocks
-        self._begun = False  # a training step, of which other ranks may have gradients
+        self._begun = False  # a training step has begun: other ranks may have gradients
         self._partial: Dict[Record, None] = {}  # sums of this rank alone
 
     def begin(self) -> None:
-        """The model is called in training, or step() is called."""
+        """The model is called in training mode, or step() is called."""
         self._begun = self.find_unused
 
     def keeps(self, record: Record) -> bool:
-        """Whether contributions to a gradient now stay on this rank."""
+        """Whether contributions to a gradient are kept on this rank for now."""
         self._begun |= self.find_unused
         if self._local or self.find_unused:
             self._partial[record] = None
@@ -53,8 +53,8 @@ class Ranks:
             self._local -= 1
 
     def settle(self, may_be_empty: Container[Record] = ()) -> None:
-        """Gradients are requested: sum them, and determine which exist. may_be_empty: those whose
-        existence is not needed, which saves the wait for their sums.
+        """Gradients are needed: sum them, and determine which exist. may_be_empty: gradients whose
+        existence need not be known, which saves the wait for their sums.
         """
         if not self._partial and not self._begun:
             return
@@ -62,7 +62,7 @@ class Ranks:
             record.has_gradient = True
             if record in may_be_empty:
                 continue
-            try:  # gathered: some ranks may have no part of it, and would not know
+            try:  # gathered, since ranks without a part of it would not know otherwise
                 record.offload.runtime.fetch(record.make_gradient()).release()
             except EmptyError:
                 record.has_gradient = record.spent = False

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of a parameter: its tensors, its pins, and the current class of its object.
 
-A parameter object aliases its tensor's address for life. Its class tells whether the bytes may be
-accessed: Present while a unit of the model, or an access, holds a pin; Absent otherwise, when each
-torch function that gets it fetches it first. Its gradient is a separate tensor; `.grad` is an
-object that fetches it for each operation.
+A parameter object always aliases its tensor's address. Its class says whether the bytes may be
+accessed: Present while a unit of the model, or an access, holds a pin; Absent otherwise, in which
+case each torch function called with it fetches it first. Its gradient is a separate tensor; `.grad`
+is an object that fetches it for each operation.
 """
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 DTYPES = {torch.float32: Dtype.F32, torch.float16: Dtype.F16, torch.bfloat16: Dtype.BF16,
           torch.int8: Dtype.I8, torch.uint8: Dtype.U8}
 
-_grad = torch.Tensor.grad  # the C++ fields, which the properties below hide
+_grad = torch.Tensor.grad  # the C++ fields, hidden by the properties below
 _data = torch.Tensor.data
 _Off = torch._C.DisableTorchFunctionSubclass
 READ, READ_WRITE = Access.READ, Access.READ_WRITE
-TRAINED = 1  # neighbour number of tensors that a step writes: small ones of one number share blocks
-_VIEWS = 16         # kept views of a parameter
-_SMALL = 256 << 10  # bytes: a gradient up to this size is copied, not adopted
+TRAINED = 1  # neighbour number of tensors that a step writes; small ones share blocks
+_VIEWS = 16         # maximum number of kept views of a parameter
+_SMALL = 256 << 10  # bytes; gradients up to this size are copied, not adopted
 
 
 def own_grad(parameter: torch.Tensor) -> Optional[torch.Tensor]:
@@ -50,12 +50,12 @@ def users_of(tensor: torch.Tensor) -> int:
 
 
 def memory_order(tensor: torch.Tensor) -> Tuple[int, ...]:
-    """Strides of the same order without gaps, as with torch.preserve_format."""
+    """Strides of the same order without gaps, like torch.preserve_format."""
     return torch.empty_like(tensor, device="meta").stride()
 
 
 def flat(tensor: torch.Tensor, stride: Tuple[int, ...]) -> torch.Tensor:
-    """The elements of a tensor in the order of `stride`, contiguous; a copy if need be."""
+    """The elements of a tensor in the order of `stride`, contiguous; a copy if necessary."""
     if tensor.stride() != stride:
         same = torch.empty_strided(tensor.size(), stride, dtype=tensor.dtype)
         tensor = same.copy_(tensor)
@@ -64,7 +64,7 @@ def flat(tensor: torch.Tensor, stride: Tuple[int, ...]) -> torch.Tensor:
 
 def write(to: Tensor, data: torch.Tensor, stride: Tuple[int, ...]) -> None:
     if not data.numel():
-        to.fill(0)  # it has one element, as no tensor has none
+        to.fill(0)  # it has one element, since a tensor cannot be empty
         return
     source = flat(data.detach(), stride)
     options = _abi.stw_copy_options.initial()
@@ -83,7 +83,7 @@ def read(tensor: Tensor, size: Tuple[int, ...], stride: Tuple[int, ...],
 
 
 def at_address(tensor: Tensor, size: Tuple[int, ...], stride: Tuple[int, ...]) -> torch.Tensor:
-    """Its memory, which may be accessed while a view of it is held; not a pin."""
+    """A tensor over its memory, for accesses while a view of it is held; not a pin."""
     return torch.from_dlpack(tensor.by_address()).view(-1).as_strided(size, stride)
 
 
@@ -101,25 +101,25 @@ class Record:
         self.name = name
         self.parameter = parameter
         self.tensor = tensor
-        self.frozen = frozen    # of the tensor: a generation has its only copy
+        self.frozen = frozen    # of the tensor: its only copy is part of a generation
         self.like(parameter)
-        self.pins = 0           # of units and accesses; not those of autograd's nodes
+        self.pins = 0           # of units and accesses; without those of autograd's nodes
         self.changes = 0        # number of updates and writes, compared by saved tensors
         self.gradient: Optional[Tensor] = None
         self.has_gradient = False
-        self.spent = False      # an update consumed the gradient; not dropped since
+        self.spent = False      # an update consumed the gradient, which was not dropped since
         self.lazy: Optional[LazyGrad] = None
         self.unit: Any = None
         self.hooked: Any = None  # the handle of its hook
-        self.group = -1         # of the optimizer; -1: in none
+        self.group = -1         # of the optimizer; -1: none
         self.touches = 0        # accesses outside a unit
-        self.outside = False    # some of them were below saved-tensor hooks of others
+        self.outside = False    # some of them under saved-tensor hooks of others
         self.touched: Any = None  # the view of an access that lasts until the next mark
         self.done = -1          # the backward pass of its last gradient
         self.large = False      # never pinned as a whole: see _tiles.py
-        self.tiles: Any = None  # of a weight: its parts in computations
+        self.tiles: Any = None  # its parts, for a weight that is computed in tiles
         self.views: Dict[Any, torch.Tensor] = {}  # of the alias, made by modules
-        self.place: Optional[bytes] = None  # the request for a gradient's tensor that is kept
+        self.place: Optional[bytes] = None  # the request for the kept tensor of its gradient
 
     def like(self, data: torch.Tensor) -> None:
         self.size = tuple(data.size())
@@ -155,7 +155,7 @@ class Record:
         parameter.data = data
 
     def view(self, like: torch.Tensor) -> torch.Tensor:
-        """A view of the parameter. Kept, as a module makes the same ones each time."""
+        """A view of the parameter. It is kept, since a module makes the same views each time."""
         key = like.size(), like.stride(), like.storage_offset()
         found = self.views.get(key)
         if found is None:
@@ -175,8 +175,8 @@ class Record:
             self.parameter.__class__ = Present
 
     def unpin(self, stays: bool = False) -> Optional[torch.Tensor]:
-        """The bytes, if the program has written them: the caller writes them to the tensor. stays:
-        they were written through a view that may write."""
+        """The bytes, if the program has changed them: the caller must write them to the tensor.
+        stays: they were changed through a view for writing."""
         self.pins -= 1
         written = None
         if self.alias._version != self.seen:
@@ -187,8 +187,8 @@ class Record:
         return written
 
     def thaw(self, by_view: bool = True) -> None:
-        """It is about to be written, which takes room for more copies. Not by a view, which is
-        allowed until a generation has it."""
+        """Make it writable, which takes room for more copies. A write through a view is allowed
+        only until a generation includes it."""
         commits = self.offload.commits
         if self.frozen and (by_view or commits is not None and commits.kept):
             self.tensor.freeze(False)
@@ -237,7 +237,7 @@ class Record:
         if self.large:
             self.offload.copied.end(gradient)
         if self.place is not None and not self.has_gradient:
-            self.discard_gradient()  # it has that of an earlier step
+            self.discard_gradient()  # from an earlier step
         if grad.numel():
             ranks, gradients = self.offload.ranks, self.offload.gradients
             grad = flat(grad, self.stride)
@@ -259,8 +259,8 @@ class Record:
         assert self.gradient is not None
         try:
             self.gradient.discard()
-        except BusyError:  # the last contribution is still being added
-            try:  # only this rank's part, as others may not have to wait
+        except BusyError:  # its last contribution is still being added
+            try:  # only this rank's part, since others may not have to wait
                 self.gradient.fetch(scope="shard").release()
             except EmptyError:
                 pass
@@ -271,7 +271,7 @@ class Record:
         return read(self.gradient, self.size, self.stride, self.dtype)
 
 
-# Functions of an absent parameter that need none of its bytes.
+# Functions of an absent parameter that do not access its bytes.
 _METADATA_NAMES = (
     "shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad_fn", "_version",
     "names", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "is_mkldnn", "is_xla",
@@ -324,7 +324,7 @@ class Offloaded(torch.nn.Parameter):
 
     @property
     def data(self) -> torch.Tensor:  # type: ignore[override]
-        if self._stepwell.pins:  # a write to it counts as one to the parameter, unlike in torch
+        if self._stepwell.pins:  # unlike in torch, a write to it counts as a write to the parameter
             return self.detach()
         return _data.__get__(self)  # type: ignore[attr-defined,no-any-return]
 
@@ -386,11 +386,11 @@ class Offloaded(torch.nn.Parameter):
 
 
 class Present(Offloaded):
-    """While it is pinned: no torch function is intercepted."""
+    """The class of a pinned parameter: no torch function is intercepted."""
 
 
 class Absent(Offloaded):
-    """While it is not pinned: each operation fetches it first."""
+    """The class of an unpinned parameter: each operation fetches it first."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -417,7 +417,7 @@ class Absent(Offloaded):
         find_absent(args, found)
         if kwargs:
             find_absent(kwargs.values(), found)
-        if not found:  # made present since the call was looked up
+        if not found:  # became Present since the call was dispatched
             with _Off():
                 return func(*args, **kwargs)
         return found[0].offload.accesses.touch(found, func, args, kwargs, func in _ESCAPES)
@@ -435,7 +435,7 @@ def find_absent(values: Any, found: List[Record]) -> None:
 
 
 class LazyGrad(torch.Tensor):
-    """A gradient in tiers: each operation fetches it, and tensors that share its memory pin it."""
+    """A gradient in tiers: each operation fetches it, and tensors over its memory pin it."""
 
     _record: Record
 
@@ -508,7 +508,7 @@ def _used(own: _Own, result: Any) -> None:
 
 
 def _shown(value: Any, write: bool, own: _Own) -> Any:
-    """An argument of an operation, with fetched memory for each gradient."""
+    """An argument of an operation, with each gradient replaced by fetched memory."""
     if isinstance(value, LazyGrad):
         tensor = value._pinned(write)
         own.append((tensor, value, write))
@@ -519,7 +519,7 @@ def _shown(value: Any, write: bool, own: _Own) -> Any:
 
 
 def _one_by_one(func: Any, args: Any, kwargs: Any, writes: Any) -> Any:
-    """An operation over lists, split by index, so that one gradient is fetched at a time."""
+    """An operation over lists, split by index so that one gradient at a time is fetched."""
     n = len(args[0])
     results = []
     for at in range(n):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors saved by autograd: a parameter is saved as a reference and fetched when its node runs.
 
-A unit is fetched as a whole by the first of its nodes and held until its gradients have arrived;
-see Backward. Saved-tensor hooks of others (checkpoints, the program's own) keep all other tensors:
-ours are pushed above theirs and call them.
+The first node of a unit fetches the whole unit, which is held until its gradients have arrived; see
+Backward. Saved-tensor hooks of others (checkpoints, the program's own) handle all other tensors:
+ours are pushed above these and call them.
 """
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Unpack = Callable[[Any], torch.Tensor]
 
 
 class Saved:
-    """A parameter, or a view of it, as a node of the graph keeps it."""
+    """The form in which a node of the graph saves a parameter, or a view of one."""
 
     __slots__ = ("record", "data", "changes", "version")
 
@@ -42,7 +42,7 @@ class Saved:
         self.record = record
         self.data = record.alias if tensor is record.parameter else record.view(tensor)
         self.changes = record.changes
-        self.version = record.alias._version  # fetches of a backward pass have their own count
+        self.version = record.alias._version  # fetches in a backward pass have their own count
 
     def fetch(self) -> torch.Tensor:
         record = self.record
@@ -54,7 +54,7 @@ class Saved:
         task = _task()
         unit = record.unit
         data = self.data
-        if task < 0 or unit is None:  # a node is read outside of a backward pass
+        if task < 0 or unit is None:  # a node is read outside a backward pass
             return record.offload.accesses.pinned(record).as_strided(
                 data.size(), data.stride(), data.storage_offset())
         record.offload.backward.pin(unit, task, _node())
@@ -65,9 +65,9 @@ class Backward:
     """The units that backward passes hold.
 
     A hold ends when the gradients of all parameters of the unit have arrived in the pass that began
-    it: then every node that saved one of them has run. If some do not arrive (frozen parameters,
-    unused ones) it ends when later units are held, oldest first, though never while the running
-    node has unpacked it; and with the pass.
+    it: then every node that saved one of them has run. If some do not arrive (frozen or unused
+    parameters), it ends when later units are held, oldest first, but not while the running node has
+    unpacked it, or at the end of the pass.
     """
 
     def __init__(self, small: Arrived) -> None:
@@ -99,7 +99,7 @@ class Backward:
         unit.task = task
         awaited = 0
         for record in unit.records:
-            if record.outside:  # a checkpoint that recomputes must find it as before
+            if record.outside:  # a checkpoint that recomputes needs the state of the forward pass
                 record.parameter.__class__ = Absent
             if record.hooked is not None and record.done != task and record.elements:
                 awaited += 1
@@ -107,7 +107,7 @@ class Backward:
         held[unit] = None
 
     def knows(self, task: int) -> bool:
-        """Whether the end of the pass will be noticed."""
+        """Whether the end of the pass will be reported."""
         return task in self._passes
 
     def _drop(self, node: Any) -> bool:
@@ -130,7 +130,7 @@ class Backward:
         self._small.copy()
 
     def clear(self) -> None:
-        """Holds of failed passes: the engine ends these without notice."""
+        """End the holds of failed passes, whose end the engine does not report."""
         self._passes.clear()
         for unit in list(self._held):
             self.release(unit)
@@ -138,10 +138,10 @@ class Backward:
 
 
 class Hooks:
-    """The pair of one Offload. Pushed unless it is on top already.
+    """The pair of hooks of one Offload, pushed unless it is on top already.
 
     A backward pass that makes a graph (create_graph=True) saves the unpacked tensors: each node
-    that unpacks a parameter pushes the pair for itself, as the engine restores the thread state of
+    that unpacks a parameter pushes the pair itself, since the engine restores the thread state of
     the backward() call after each node.
     """
 
@@ -158,8 +158,8 @@ class Hooks:
                 kept = offload.spill.pack(tensor)
                 if kept is not None:
                     return kept
-            # As in torch: an output is kept without the graph, which would never be freed
-            # otherwise.
+            # As in torch: an output is saved without its graph, which would otherwise never be
+            # freed.
             return tensor if tensor.is_leaf else tensor.detach(), tensor._version
 
         def unpack(packed: Any) -> torch.Tensor:
@@ -177,7 +177,7 @@ class Hooks:
         pack._stepwell = unpack._stepwell = True  # type: ignore[attr-defined]
 
     def push(self) -> bool:
-        """False: ours are on top, and nothing must be popped."""
+        """Returns False if ours are on top already and must not be popped."""
         top = _top(True)
         if top is None:
             _push(self._pack, self._unpack)

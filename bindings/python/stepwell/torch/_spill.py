@@ -2,8 +2,8 @@
 """Activations in tiers: saved tensors beyond a number of bytes are at nvme until backward.
 
 Backward needs the last saved tensors first, so the oldest are moved first, and none while all of
-them fit. A tensor that was not moved is returned as it is, without a copy. Storages are saved once,
-however many nodes save a view of them.
+them fit. A tensor that was not moved is returned without a copy. A storage is saved once, however
+many nodes save a view of it.
 """
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from ..errors import BusyError, check
 if TYPE_CHECKING:
     from ._offload import Offload
 
-_LEAST = 64 << 10  # bytes: smaller ones stay
-_AHEAD = 4         # storages that are fetched ahead
+_LEAST = 64 << 10  # bytes; smaller storages stay
+_AHEAD = 4         # storages that are prefetched
 
 
 class _Storage:
-    """One storage saved by nodes: the memory itself, or the tensor with its bytes."""
+    """A storage saved by nodes: the memory itself, or the tensor that holds its bytes."""
 
     __slots__ = ("spill", "memory", "version", "bytes", "alive", "tensor", "before", "__weakref__")
 
@@ -40,17 +40,17 @@ class _Storage:
         self.bytes = nbytes
         self.alive = StorageWeakRef(memory.untyped_storage())
         self.tensor: Optional[Tensor] = None
-        self.before: "Optional[weakref.ref[_Storage]]" = None  # moved before it: needed after it
+        self.before: "Optional[weakref.ref[_Storage]]" = None  # moved before, needed later
 
     def __del__(self) -> None:
         try:
             self.spill.ended(self)
         except AttributeError:
-            pass  # half made, or the interpreter is ending
+            pass  # partly constructed, or the interpreter is ending
 
 
 class Kept:
-    """A saved tensor as a node keeps it."""
+    """The form in which a node saves a tensor."""
 
     __slots__ = ("storage", "dtype", "size", "stride", "offset", "version")
 
@@ -96,7 +96,7 @@ class Spill:
         return self
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        """None: it is not ours."""
+        """The saved form of a tensor; None: it is left to torch."""
         if tensor.layout != torch.strided or tensor.device.type != "cpu":
             return None
         memory = tensor.untyped_storage()
@@ -124,7 +124,7 @@ class Spill:
     def _leave(self, storage: _Storage) -> None:
         memory = storage.memory
         if memory is None or memory._version != storage.version:
-            return  # written since: its node raises
+            return  # changed since: its node will raise
         self._sweep()
         free = self._free.setdefault(storage.bytes, [])
         tensor = free.pop() if free else self._make(storage.bytes)
@@ -143,7 +143,7 @@ class Spill:
             policy=Policy(home=Tier.NVME))])[0]
 
     def brought(self, storage: _Storage) -> torch.Tensor:
-        """Its bytes, pinned until the node drops them; the next ones are prefetched."""
+        """Its bytes, pinned until the node drops them. Prefetches the next storages."""
         assert storage.tensor is not None
         runtime = self.offload.runtime
         flat = torch.from_dlpack(runtime.fetch(storage.tensor))
@@ -156,7 +156,7 @@ class Spill:
         return flat
 
     def ended(self, storage: _Storage) -> None:
-        """No node needs it any more. May be called while the node still holds its bytes."""
+        """No node needs the storage any more. May be called while a node still holds its bytes."""
         if storage.memory is not None:
             self.kept -= storage.bytes
         elif storage.tensor is not None:

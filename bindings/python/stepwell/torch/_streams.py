@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes from and to files, in order, through a few parts of memory: while the caller uses one,
-threads read or write others, so that the drive stays busy.
+"""Sequential reads and writes of files through a few buffers: while the caller uses one, threads
+read or write others, so that the drive stays busy.
 
-It does not know tensors.
+This module does not depend on tensors.
 """
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from typing import Any, Deque, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 PARTS = 4
 PART_BYTES = 2 << 20
-_ALIGN = 4096         # of memory, places and lengths for O_DIRECT
+_ALIGN = 4096         # of memory, offsets and lengths for O_DIRECT
 _WORD = 8             # alignment of all dtypes
-_THREADS = 2          # with one the drive is idle between two requests
+_THREADS = 2          # with one thread the drive is idle between two requests
 _HUGE_PAGE = 2 << 20
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -31,17 +31,17 @@ class _Mapped(NamedTuple):
 
 
 def _mapped(descriptor: int, size: int) -> _Mapped:
-    """A private mapping: its pages are of the page cache, or of huge pages without a file."""
+    """A private mapping of a file's page cache, or of huge pages without a file."""
     flags = mmap.MAP_PRIVATE | (mmap.MAP_ANONYMOUS if descriptor < 0 else 0)
     memory = mmap.mmap(descriptor, size, flags=flags)
     return _Mapped(memory, ctypes.addressof(ctypes.c_char.from_buffer(memory)))
 
 
 def _parts(most: int, spare: int = 0) -> List[memoryview]:
-    """Parts with no more bytes together than `most` bytes need; each has `spare` bytes more."""
+    """Buffers for at most `most` bytes in total; each has `spare` more bytes."""
     size = min(PART_BYTES, -(-most // (PARTS * _ALIGN)) * _ALIGN or _ALIGN) + spare
     mapped = _mapped(-1, PARTS * size + _HUGE_PAGE)
-    # Of pages of 4 KiB a request of 2 MiB is split, and takes a drive up to three times as long.
+    # In pages of 4 KiB a request of 2 MiB is split, and takes a drive up to three times as long.
     with suppress(AttributeError, OSError):
         mapped.memory.madvise(mmap.MADV_HUGEPAGE)
     begin = -mapped.address % _HUGE_PAGE
@@ -50,7 +50,7 @@ def _parts(most: int, spare: int = 0) -> List[memoryview]:
 
 
 class Place(NamedTuple):
-    """Bytes of a file."""
+    """A range of bytes in a file."""
 
     path: str
     descriptor: int
@@ -61,9 +61,9 @@ class Place(NamedTuple):
 class Reader:
     """Reads the bytes of places in an order that is known in advance.
 
-    Cached bytes come from the page cache, as of a file that was just written or fetched, the rest
-    by direct I/O if the file system supports it: one copy less, and the drive works on several
-    parts.
+    Cached bytes, as of a file that was just written or downloaded, are read from the page cache,
+    others by direct I/O if the file system supports it: this saves a copy and gives the drive
+    several requests at once.
     """
 
     def __init__(self, places: List[Place]) -> None:
@@ -88,7 +88,7 @@ class Reader:
                 os.close(descriptor)
 
     def __iter__(self) -> Iterator[memoryview]:
-        """Pieces, each of one place; each is the caller's until the next is requested."""
+        """Pieces, each of one place, valid until the next is requested."""
         while True:
             while self._free:
                 piece = next(self._pieces, None)
@@ -112,7 +112,7 @@ class Reader:
                       piece.offset - begin, piece, begin + piece.size)
                 return part[begin:begin + piece.size]
             except OSError as error:
-                if error.errno != errno.EINVAL:  # other alignments, or not supported after all
+                if error.errno != errno.EINVAL:  # another alignment, or direct I/O is not supported
                     raise
         _fill(piece.descriptor, part[:piece.size], piece.offset, piece, piece.size)
         return part[:piece.size]
@@ -129,7 +129,7 @@ class Reader:
 
 
 def _opened_direct(descriptor: int) -> int:
-    """The same file, even if its name was reused."""
+    """Open the same file for direct I/O, even if its name was reused."""
     try:
         return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_DIRECT)
     except OSError:
@@ -137,8 +137,8 @@ def _opened_direct(descriptor: int) -> int:
 
 
 def _cache_of(descriptor: int) -> Optional[_Mapped]:
-    """To ask which pages are cached; None where the kernel does not say, as of files that belong to
-    another user. A read with RWF_NOWAIT would begin to read what is not cached."""
+    """A mapping for querying which pages are cached; None if the kernel hides this, as for files
+    of another user. A read with RWF_NOWAIT would start to read pages that are not cached."""
     with suppress(OSError, ValueError):
         if os.access(f"/proc/self/fd/{descriptor}", os.W_OK):
             return _mapped(descriptor, 0)
@@ -146,7 +146,7 @@ def _cache_of(descriptor: int) -> Optional[_Mapped]:
 
 
 def _fill(descriptor: int, memory: memoryview, at: int, piece: Place, needed: int) -> None:
-    """Read at least `needed` bytes, as a file may end within the last page."""
+    """Read at least `needed` bytes, since the file may end within the last page."""
     have = 0
     while have < needed:
         count = os.preadv(descriptor, [memory[have:]], at + have)
@@ -156,10 +156,10 @@ def _fill(descriptor: int, memory: memoryview, at: int, piece: Place, needed: in
 
 
 class Writer:
-    """Makes a file of `size` bytes, which is on stable storage at the end of the `with`.
+    """Creates a file of `size` bytes, which is on stable storage at the end of the `with`.
 
-    By direct I/O if the file system supports it: copies into the page cache, and its write-back,
-    which begins late, take longer than the drive.
+    It uses direct I/O if the file system supports it: copies into the page cache, and its
+    write-back, which begins late, take longer than the drive.
     """
 
     def __init__(self, path: str, size: int) -> None:
@@ -181,7 +181,7 @@ class Writer:
         fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags)
 
     def room(self, size: int) -> Iterator[memoryview]:
-        """Memory for the next bytes: each piece must be filled before the next is requested."""
+        """Buffers for the next bytes: each piece must be filled before the next is requested."""
         while size:
             count = min(size, len(self._part) - self._filled)
             yield self._part[self._filled:self._filled + count]
@@ -214,7 +214,7 @@ class Writer:
             except OSError as error:
                 if error.errno != errno.EINVAL or not self._direct:
                     raise
-                self._direct = False  # it has other alignments, or does not support it after all
+                self._direct = False  # another alignment, or not supported
                 self._set_direct(False)
                 continue
             memory, at = memory[count:], at + count

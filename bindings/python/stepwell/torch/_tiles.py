@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters larger than the device budget: computed in tiles, copied for other uses.
+"""Parameters larger than the device budget: processed in tiles, copied for other uses.
 
-A tile is some rows of a weight: a range of its tensor, fetched, used and released before the next.
-The parameter object stays the complete one, whose torch functions come here (Absent in
-_records.py): F.linear, F.embedding and torch.addmm run tile by tile, each over a separate leaf, so
-that autograd saves and differentiates one at a time. Any other function gets a copy in plain
-memory.
+A tile is a number of rows of a weight: a range of its tensor, fetched, used and released before the
+next. The parameter object still represents the whole weight; its torch functions are handled here
+(Absent in _records.py): F.linear, F.embedding and torch.addmm run tile by tile, each over a
+separate leaf, so that autograd saves and differentiates one tile at a time. Any other function gets
+a copy in plain memory.
 """
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 _transforms = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined]
 _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame  # type: ignore[attr-defined]
 _norm = torch.ops.aten.linalg_vector_norm.default
-_ROWS = 16  # a tile has a multiple of this if it has as many: the blocks of gemm kernels
+_ROWS = 16  # a tile of at least this size has a multiple of it: the block of gemm kernels
 
 
 class Tile(Record):
-    """Some rows of a weight, as seen by autograd and units."""
+    """Rows of a weight, as a parameter of autograd and units."""
 
     __slots__ = ("whole", "begin", "end", "columns")
 
@@ -42,7 +42,7 @@ class Tile(Record):
         count = (end - begin) * self.columns
         nbytes = count * whole.dtype.itemsize
         address = whole.address + begin * self.columns * whole.dtype.itemsize
-        # A separate storage, as saved tensors are identified by its address.
+        # A separate storage, since saved tensors are identified by its address.
         self.alias = torch.frombuffer((ctypes.c_char * nbytes).from_address(address),
                                       dtype=whole.dtype).view(end - begin, self.columns)
         super().__init__(whole.offload, f"{whole.name}[{begin}:{end}]",
@@ -54,7 +54,7 @@ class Tile(Record):
             self.hook()
 
     def request(self, tensor: Tensor, access: Access = READ) -> Any:
-        """These rows of the parameter's tensor, or of one like it."""
+        """A request for these rows of the parameter's tensor, or of one of the same shape."""
         return tensor.request(access, self.begin * self.columns,
                               (self.end - self.begin) * self.columns)
 
@@ -64,13 +64,13 @@ class Tile(Record):
 
     @changes.setter
     def changes(self, value: int) -> None:
-        pass  # the complete one counts
+        pass  # done by the whole parameter
 
     def run(self, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Call a function with these rows as a new leaf: each use has its own gradient."""
+        """Call a function with these rows as a new leaf, so that each use has its own gradient."""
         self.unit.enter()
         try:
-            if _transforms() is not None:  # our hooks do not see saved tensors, and no leaf is made
+            if _transforms() is not None:  # our hooks get no saved tensors, and no leaf is made
                 return function(self.parameter.clone())
             rows = self.alias.detach()
             if self.whole.parameter.requires_grad and torch.is_grad_enabled():
@@ -95,7 +95,7 @@ class Tile(Record):
 # -- making ---------------------------------------------------------------------------------------
 
 def divide(offload: "Offload", module: torch.nn.Module, most: Optional[int]) -> None:
-    """Make tiles of the weights below that do not fit, and of those larger than `most` bytes."""
+    """Divide the module's weights that do not fit, or are larger than `most` bytes, into tiles."""
     if most is not None and offload.ranks is not None:
         raise ValueError("tile_bytes over several ranks: weights that are divided over ranks are "
                          "gathered whole, and not in tiles, in this release; leave it out")
@@ -112,7 +112,7 @@ def divide(offload: "Offload", module: torch.nn.Module, most: Optional[int]) -> 
 
 
 def why_not(module: torch.nn.Module) -> Optional[str]:
-    """The reason why its weight cannot be divided; None: it can."""
+    """The reason why its weight cannot be divided; None if it can."""
     if shares(module):
         return "a weight that is used without its module being called is not computed in tiles"
     weight = module._parameters.get("weight")
@@ -157,7 +157,7 @@ def _make(offload: "Offload", module: torch.nn.Module, record: Record,
 
 
 def undo(record: Record) -> None:
-    """Its units are removed."""
+    """Remove the tiles of a parameter, whose units were removed."""
     if record.tiles is None:
         return
     offload = record.offload
@@ -205,14 +205,15 @@ def _embedding(input: Any, weight: Any, padding_idx: Optional[int] = None,
     rows = weight.size(0)
     if padding_idx is not None and padding_idx < 0:
         padding_idx += rows
-    # Sorted, each tile has a range of them; equal ones stay in order, as their gradients are added.
+    # After sorting, each tile has a range of them; equal ones keep their order, in which their
+    # gradients are added.
     known, order = input.reshape(-1).sort(stable=True)
     if len(known) and not 0 <= int(known[0]) <= int(known[-1]) < rows:
         raise IndexError("index out of range in self")
     ends = torch.searchsorted(known, torch.tensor([tile.end for tile in tiles], dtype=known.dtype))
     found, begin = [], 0
     for tile, end in zip(tiles, ends.tolist()):
-        if end > begin or end == 0 and tile is tiles[-1]:  # one at least: a gradient is dense
+        if end > begin or end == 0 and tile is tiles[-1]:  # at least one: gradients are dense
             inside = padding_idx is not None and tile.begin <= padding_idx < tile.end
             ids, pad = known[begin:end] - tile.begin, padding_idx - tile.begin if inside else None
             found.append(tile.run(lambda rows: F.embedding(
@@ -230,7 +231,7 @@ _BY_TILES: Dict[Any, Callable[..., Any]] = {
 
 def touch(offload: "Offload", records: List[Record], func: Any, args: Any, kwargs: Any,
           escapes: bool) -> Any:
-    """Accesses.touch() where one of the parameters is too large."""
+    """Accesses.touch() for functions with a parameter that is too large."""
     compiler = _set_eval_frame(None)  # torch.compile's graphs end here
     try:
         return _touch(offload, [record for record in records if record.large], func, args, kwargs,
@@ -291,7 +292,7 @@ def _replaced(value: Any, shown: Dict[int, torch.Tensor]) -> Any:
 
 
 def _aliases(value: Any, memory: torch.Tensor) -> bool:
-    """Whether the program has a tensor through which it may write."""
+    """Whether `value` contains a tensor through which the program may write to the memory."""
     if isinstance(value, (tuple, list)):
         return any(_aliases(each, memory) for each in value)
     return (isinstance(value, torch.Tensor) and value.layout == torch.strided
@@ -299,8 +300,8 @@ def _aliases(value: Any, memory: torch.Tensor) -> bool:
 
 
 class Copies:
-    """Copies in plain memory. One that the program may write to is kept until the next mark, or
-    until nothing else refers to it, and is written back: as long as a pin would last.
+    """Copies in plain memory. A copy that the program may write to is kept as long as a pin would
+    last, until the next mark or until nothing else refers to it, and is written back.
     """
 
     def __init__(self) -> None:
@@ -309,7 +310,7 @@ class Copies:
 
     def of(self, tensor: Tensor, size: Tuple[int, ...], stride: Tuple[int, ...],
            dtype: torch.dtype) -> torch.Tensor:
-        """used() must follow."""
+        """A copy of the tensor; used() must follow."""
         for each, (copy, _, counted) in list(self._kept.items()):
             if counted and users_of(copy) == 1:
                 self.end(each)
@@ -318,7 +319,7 @@ class Copies:
 
     def used(self, tensor: Tensor, copy: torch.Tensor, stride: Tuple[int, ...], result: Any,
              escapes: bool, wrote: bool) -> None:
-        """A function got the copy. escapes: it may return its address."""
+        """A function was called with the copy. escapes: it may return its address."""
         if wrote:
             write(tensor, copy, stride)
         counted = isinstance(result, (torch.Tensor, tuple, list))
@@ -327,7 +328,7 @@ class Copies:
             self._kept[tensor] = copy.detach(), stride, counted and before
 
     def sync(self, tensor: Tensor) -> None:
-        """Write one back that may have been written to."""
+        """Write a copy back that may have been changed."""
         if tensor in self._kept:
             copy, stride, _ = self._kept[tensor]
             write(tensor, copy, stride)
@@ -344,7 +345,7 @@ class Copies:
             self.end(tensor)
 
     def by_tiles(self, grad: Any, func: Any, args: Any, kwargs: Any) -> Any:
-        """An operation on a gradient, one tile after the other; None: it needs all of it."""
+        """An operation on a gradient, tile by tile; None if it needs the whole gradient."""
         record: Record = grad._record
         rest = [*args[1:], *kwargs.values()]
         writes = func._schema.name.endswith("_") and torch.Tag.pointwise in func.tags

@@ -14,7 +14,7 @@ from ._records import Absent, Present, Record
 if TYPE_CHECKING:
     from ._offload import Offload
 
-# They contain modules or parameters and are never called.
+# These contain modules or parameters and are never called.
 _HOLDERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList,
             torch.nn.ParameterDict)
 _PARAMETER_HOLDERS = (torch.nn.ParameterList, torch.nn.ParameterDict)
@@ -26,10 +26,10 @@ _transforms = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-de
 
 
 class Unit:
-    """Parameters that are pinned from the beginning of a module's call to its end.
+    """Parameters that are pinned from the beginning to the end of a module's call.
 
-    If all of the model fits in the budget, the pin is kept after the call for the backward pass. It
-    does not allow accesses then: the parameters are Absent, and any operation that needs the pin
+    If the whole model fits in the budget, the pin is kept after the call for the backward pass. It
+    does not allow accesses then: the parameters are Absent, and an operation that needs the pin
     released may end it.
     """
 
@@ -44,10 +44,10 @@ class Unit:
         self.depth = 0
         self.calls = 0
         self.views = Prepared(offload.runtime, self.tensors)
-        self.kept = False       # depth is 0 and the views are held
+        self.kept = False       # the views are held although depth is 0
         self.task = -1          # the backward pass that holds it
-        self.node: Any = None   # of that pass, the last to unpack one of its parameters
-        self.awaited = 0        # gradients still to arrive in it
+        self.node: Any = None   # the last node of that pass that unpacked one of its parameters
+        self.awaited = 0        # number of gradients still to arrive in the pass
         for record in records:
             if record.unit is None:
                 record.unit = self
@@ -68,7 +68,7 @@ class Unit:
         self.depth += 1
 
     def leave(self, keep: bool = False) -> None:
-        """keep: its views may be held until they have to be released."""
+        """The call ends. keep: its views may be held until they have to be released."""
         self.depth -= 1
         if self.depth:
             return
@@ -91,10 +91,10 @@ class Unit:
 
 
 class Call:
-    """The entry of calls of a unit's module, or of the model itself; the program's hooks run
+    """The entry point for calls of a unit's module, or of the model; the program's hooks run
     inside.
 
-    In place of the module's _call_impl. A copy of the module is called as torch calls it.
+    It replaces the module's _call_impl. A copy of the module is called as in plain torch.
     """
 
     def __init__(self, offload: "Offload", module: torch.nn.Module, unit: Optional[Unit],
@@ -109,7 +109,7 @@ class Call:
         module = self.module
         if offload.closed:
             return _call(module, *args, **kwargs)
-        compiler = _set_eval_frame(None)  # torch.compile's graphs end here and begin inside again
+        compiler = _set_eval_frame(None)  # torch.compile's graphs end here, and others begin inside
         begun = transformed = keep = False
         if self.root:
             offload.lock.acquire()
@@ -119,8 +119,8 @@ class Call:
                 unit.calls += 1
                 unit.enter()
             try:
-                # Within torch.func our hooks do not see saved tensors: all that may be saved stays
-                # pinned.
+                # Within torch.func saved tensors do not reach our hooks: all that may be saved
+                # stays pinned.
                 transformed = _transforms() is not None
                 pushed = not transformed and offload.hooks.push()
                 keep = offload.resident and _grad_enabled()
@@ -176,13 +176,13 @@ def uninstall(module: torch.nn.Module) -> None:
 
 
 def shares(module: torch.nn.Module) -> bool:
-    """Whether it uses its children's parameters without calling them."""
+    """Whether a module uses its children's parameters without calling the children."""
     return (isinstance(module, _SHARING)
             or torch.nn.utils.parametrize.is_parametrized(module))
 
 
 def own(module: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
-    """Its own parameters, with those of parameter lists below, which are never called."""
+    """A module's own parameters, and those of its parameter lists, which are never called."""
     yield from (each for each in module._parameters.values() if each is not None)
     for child in module._modules.values():
         if isinstance(child, _PARAMETER_HOLDERS):

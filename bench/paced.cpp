@@ -194,14 +194,16 @@ void answer(stw_runtime *runtime, Trainer &trainer, uint64_t steps, double layer
     const double begin = bench::now_s();
     for (uint64_t i = 0; i < steps; ++i) trainer.step(layer_seconds);
     const double seconds = bench::now_s() - begin;
+    const uint64_t read_now = read_bytes(runtime);
+    const uint64_t written_now = written_bytes(runtime);
+    must(stw_runtime_drain(runtime, 0), "stw_runtime_drain");  // before fio has its turn
     const auto n = static_cast<double>(steps);
     std::printf("{\"what\": \"step\", \"seconds\": %.9f, \"compute_seconds\": %.9f, "
                 "\"read_bytes\": %.0f, \"written_bytes\": %.0f}\n",
                 seconds / n, (trainer.computed() - computed) / n,
-                static_cast<double>(read_bytes(runtime) - read) / n,
-                static_cast<double>(written_bytes(runtime) - written) / n);
+                static_cast<double>(read_now - read) / n,
+                static_cast<double>(written_now - written) / n);
     std::fflush(stdout);
-    must(stw_runtime_drain(runtime, 0), "stw_runtime_drain");
 }
 
 }  // namespace

@@ -159,4 +159,19 @@ stw_fetch_request request_of(stw_tensor *tensor, uint32_t access, uint32_t tier)
     return request;
 }
 
+void add_to_optimizer(stw_optimizer *optimizer, stw_tensor *parameter, stw_tensor *gradient)
+{
+    stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+    entry.parameter = parameter;
+    entry.gradient = gradient;
+    must(stw_optimizer_add(optimizer, &entry, 1), "stw_optimizer_add");
+}
+
+uint64_t link_bytes(stw_runtime *runtime, uint32_t link)
+{
+    stw_link_stats stats = STW_LINK_STATS_INIT;
+    must(stw_link_stats_get(runtime, link, 0, &stats), "stw_link_stats_get");
+    return stats.bytes;
+}
+
 }  // namespace bench

@@ -55,5 +55,8 @@ void close_runtime(stw_runtime *runtime);
 stw_tensor *create_tensor(stw_runtime *runtime, const char *name, uint32_t role, uint64_t elements,
                           uint32_t home);
 stw_fetch_request request_of(stw_tensor *tensor, uint32_t access, uint32_t tier);
+void add_to_optimizer(stw_optimizer *optimizer, stw_tensor *parameter, stw_tensor *gradient);
+// Moved since open, over STW_LINK_*.
+uint64_t link_bytes(stw_runtime *runtime, uint32_t link);
 
 }  // namespace bench

@@ -64,10 +64,7 @@ public:
             gradients_.push_back(
                 bench::create_tensor(runtime, nullptr, STW_ROLE_GRAD, elements, STW_TIER_DEFAULT));
             must(stw_tensor_fill(parameters_[i], 1.0, nullptr), "stw_tensor_fill");
-            stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
-            entry.parameter = parameters_[i];
-            entry.gradient = gradients_[i];
-            must(stw_optimizer_add(optimizer_, &entry, 1), "stw_optimizer_add");
+            bench::add_to_optimizer(optimizer_, parameters_[i], gradients_[i]);
         }
         stw_hyper hyper = STW_HYPER_INIT;
         hyper.lr = 1e-6;
@@ -162,26 +159,16 @@ private:
     Device device_;
 };
 
-// Of both directions between nvme and memory.
-uint64_t moved_bytes(stw_runtime *runtime, std::initializer_list<uint32_t> links)
-{
-    uint64_t bytes = 0;
-    for (const uint32_t link : links) {
-        stw_link_stats stats = STW_LINK_STATS_INIT;
-        must(stw_link_stats_get(runtime, link, 0, &stats), "stw_link_stats_get");
-        bytes += stats.bytes;
-    }
-    return bytes;
-}
-
 uint64_t read_bytes(stw_runtime *runtime)
 {
-    return moved_bytes(runtime, {STW_LINK_NVME_TO_HOST, STW_LINK_NVME_TO_DEVICE});
+    return bench::link_bytes(runtime, STW_LINK_NVME_TO_HOST) +
+           bench::link_bytes(runtime, STW_LINK_NVME_TO_DEVICE);
 }
 
 uint64_t written_bytes(stw_runtime *runtime)
 {
-    return moved_bytes(runtime, {STW_LINK_HOST_TO_NVME, STW_LINK_DEVICE_TO_NVME});
+    return bench::link_bytes(runtime, STW_LINK_HOST_TO_NVME) +
+           bench::link_bytes(runtime, STW_LINK_DEVICE_TO_NVME);
 }
 
 // Updates of the last step are pending at the end, as those of a step before are at the beginning.

@@ -48,7 +48,6 @@ stw_tensor *create_part(stw_runtime *runtime, const std::string &name, uint32_t 
                         uint64_t elements, uint32_t home, uint32_t partition);
 stw_view take(stw_runtime *runtime, stw_tensor *tensor, uint32_t access, uint32_t scope);
 void give(stw_view *view, uint32_t flags = 0);
-uint64_t link_bytes(stw_runtime *runtime, uint32_t link);
 
 // Tensors whose bytes rest on the drive, read in order with some asked ahead.
 class Shelf {

@@ -56,13 +56,6 @@ void give(stw_view *view, uint32_t flags)
     must(stw_release(view, 1, STW_STREAM_HOST, flags), "stw_release");
 }
 
-uint64_t link_bytes(stw_runtime *runtime, uint32_t link)
-{
-    stw_link_stats stats = STW_LINK_STATS_INIT;
-    must(stw_link_stats_get(runtime, link, 0, &stats), "stw_link_stats_get");
-    return stats.bytes;
-}
-
 Budgets disk_budgets(const RanksOptions &options, uint64_t device_bytes, uint64_t nvme_bytes)
 {
     Budgets budgets;

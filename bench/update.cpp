@@ -40,10 +40,7 @@ public:
                 bench::create_tensor(runtime, nullptr, STW_ROLE_GRAD, elements / tensors, home));
             must(stw_tensor_fill(parameters_[i], 1.0, nullptr), "stw_tensor_fill");
             must(stw_tensor_fill(gradients_[i], 1.0, nullptr), "stw_tensor_fill");
-            stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
-            entry.parameter = parameters_[i];
-            entry.gradient = gradients_[i];
-            must(stw_optimizer_add(optimizer_, &entry, 1), "stw_optimizer_add");
+            bench::add_to_optimizer(optimizer_, parameters_[i], gradients_[i]);
         }
         stw_hyper hyper = STW_HYPER_INIT;
         hyper.lr = 1e-6;
@@ -147,14 +144,6 @@ void measure_memory(const bench::Arguments &arguments)
     bench::close_runtime(runtime);
 }
 
-uint64_t link_bytes(stw_runtime *runtime, uint32_t link)
-{
-    stw_link_stats stats = {};
-    stats.struct_size = sizeof stats;
-    must(stw_link_stats_get(runtime, link, 0, &stats), "stw_link_stats_get");
-    return stats.bytes;
-}
-
 // The plain loop over arrays in ordinary memory: seconds a parameter, for the memory bound.
 double memory_seconds_per_parameter(uint32_t threads)
 {
@@ -188,8 +177,8 @@ void measure_nvme(const bench::Arguments &arguments)
         std::string command;
         while (std::getline(std::cin, command) && command != "quit") {
             if (command != "step") bench::give_up("no such command: " + command);
-            const uint64_t read = link_bytes(runtime, STW_LINK_NVME_TO_HOST);
-            const uint64_t written = link_bytes(runtime, STW_LINK_HOST_TO_NVME);
+            const uint64_t read = bench::link_bytes(runtime, STW_LINK_NVME_TO_HOST);
+            const uint64_t written = bench::link_bytes(runtime, STW_LINK_HOST_TO_NVME);
             const double begin = bench::now_s();
             model.step();
             all_out();
@@ -197,8 +186,8 @@ void measure_nvme(const bench::Arguments &arguments)
             std::printf("{\"what\": \"step\", \"parameters\": %" PRIu64
                         ", \"seconds\": %.9f, \"read_bytes\": %" PRIu64
                         ", \"written_bytes\": %" PRIu64 ", \"memory_seconds\": %.9f}\n",
-                        elements, seconds, link_bytes(runtime, STW_LINK_NVME_TO_HOST) - read,
-                        link_bytes(runtime, STW_LINK_HOST_TO_NVME) - written,
+                        elements, seconds, bench::link_bytes(runtime, STW_LINK_NVME_TO_HOST) - read,
+                        bench::link_bytes(runtime, STW_LINK_HOST_TO_NVME) - written,
                         memory_seconds_per_parameter(budgets.thread_count) *
                             static_cast<double>(elements));
             std::fflush(stdout);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/store/sync_io.h"
 
+#include "lib/support/thread_annotations.h"
+
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
@@ -13,11 +15,6 @@ constexpr uint32_t kRetriesMax = 64;       // of a request that moves nothing, o
 constexpr uint64_t kPollNs = 100'000'000;  // waits are cut into these, to look at the time
 constexpr uint64_t kBufferBytes = 1ull << 20;
 
-uint64_t deadline_of(uint64_t now_ns, uint64_t timeout_ns)
-{
-    return now_ns + std::min(timeout_ns, UINT64_MAX - now_ns);
-}
-
 }  // namespace
 
 SyncIo::SyncIo(const stw_storage_ops &ops, stw_storage *storage, const stw_services &services,
@@ -25,7 +22,7 @@ SyncIo::SyncIo(const stw_storage_ops &ops, stw_storage *storage, const stw_servi
     : ops_(ops),
       storage_(storage),
       services_(services),
-      deadline_ns_(deadline_of(services.now_ns(services.user), timeout_ns)),
+      deadline_ns_(deadline_after(services.now_ns(services.user), timeout_ns)),
       path_(path),
       what_(what),
       buffer_(nullptr, std::free)

@@ -114,6 +114,12 @@ private:
     pthread_cond_t condition_;
 };
 
+// The end of a wait; UINT64_MAX if no clock reaches it.
+constexpr uint64_t deadline_after(uint64_t begin_ns, uint64_t timeout_ns)
+{
+    return timeout_ns < UINT64_MAX - begin_ns ? begin_ns + timeout_ns : UINT64_MAX;
+}
+
 // For wait_until; never for what a test or a simulation may want to control.
 inline uint64_t wait_clock_ns()
 {

@@ -206,7 +206,7 @@ void Pipeline::Parts::report(TensorId tensor, const Status &cause)
 Waiter Pipeline::Parts::waiter(uint64_t timeout_ns) const
 {
     const uint64_t now = wait_clock_ns();
-    return {timeout_ns < UINT64_MAX - now ? now + timeout_ns : UINT64_MAX, now};
+    return {deadline_after(now, timeout_ns), now};
 }
 
 Status Pipeline::Parts::sleep(const Waiter &waiter)

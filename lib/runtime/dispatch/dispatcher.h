@@ -116,8 +116,7 @@ public:
     }
     [[nodiscard]] residency::Instant deadline(residency::Instant begin, uint64_t timeout_ns) const
     {
-        const uint64_t limit = timeout(timeout_ns);
-        return limit < residency::kNever - begin ? begin + limit : residency::kNever;
+        return deadline_after(begin, timeout(timeout_ns));
     }
     Status start_timer();
     void stop_timer() STW_EXCLUDES(runtime_lock);

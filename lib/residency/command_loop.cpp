@@ -26,7 +26,7 @@ void CommandLoop::run()
 
 void CommandLoop::carry_out(Commands &round)
 {
-    for (const BlockId block : round.forgets) sink_.forget(block);
+    for (const Forget &forget : round.forgets) sink_.forget(forget);
     if (!round.swaps.empty()) sink_.swap_memory(round.swaps);
     for (const PackId pack : round.freed_packs) sink_.pack_freed(pack);
     if (!round.transfers.empty()) sink_.submit(round.transfers, out);

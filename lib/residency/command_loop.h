@@ -15,8 +15,8 @@ class CommandSink {
 public:
     virtual ~CommandSink() = default;
     [[nodiscard]] virtual Instant now() const = 0;
-    // The block's replica at nvme is gone: its slot may be another's with the next transfer.
-    virtual void forget(BlockId block) = 0;
+    // A slot that no block has any more may be another's with the next transfer.
+    virtual void forget(const Forget &forget) = 0;
     virtual void swap_memory(std::vector<Swap> &swaps) = 0;
     virtual void pack_freed(PackId pack) = 0;
     // In the order in which they go into their queues. What cannot be begun ends in a

@@ -163,6 +163,7 @@ void Core::unclaim_tensor(ClaimId claim, TensorId id, bool empties, Commands &ou
     STW_ASSERT(mine != tensor.claims.end());
     const bool held = mine == tensor.claims.begin();
     STW_ASSERT(!held || tensor.claim_users == 0);
+    if (held) tensor.older = kNone;
     if (held && empties && tensor.readers == 0 && !tensor.writer) {
         ++tensor.version;
         lifetimes_.drop_contents(id, out);
@@ -255,6 +256,7 @@ uint64_t Core::evict(TensorId id, PlaceId place, Commands &out)
     order_.begin_event();
     for (BlockId block = first + range.first; block < first + range.second; ++block) {
         if (blocks_.replica(block, place).slot == kNoSlot) continue;
+        if (tensor.older != kNone && places_.is_nvme(place)) continue;  // to be kept
         evictions_.start(block, place, out);
         left += blocks_.replica(block, place).slot != kNoSlot;
     }

@@ -88,6 +88,10 @@ public:
     void claim_tensor(ClaimId claim, TensorId tensor);
     // empties: also drops the contents (of a used gradient).
     void unclaim_tensor(ClaimId claim, TensorId tensor, bool empties, Commands &out);
+    // Of a tensor under a claim that is all at nvme, with blocks of its own: writes under the claim
+    // leave the contents from before in `older`, an empty tensor of the same size under the same
+    // claim, block by block and without a transfer.
+    void keep_older(TensorId tensor, TensorId older) { tensors_[tensor].older = older; }
 
     // ---- transfers -----------------------------------------------------------------------------
     void transfer_done(TransferId transfer, const Status &status, Instant now, Commands &out);

@@ -206,6 +206,7 @@ bool FetchRunner::finish(FetchId id, Commands &out)
     for (const Target &target : fetch.targets) {
         Replica &here = blocks_.replica(target.block, target.place);
         if (target.writes) {
+            occupancy_.keep_older(target.block, out);
             for (PlaceId other = 0; other < places_.count(); ++other) {
                 if (other != target.place) occupancy_.drop(target.block, other, out);
             }

@@ -114,6 +114,7 @@ struct Tensor {
     std::vector<ClaimId> claims;  // served first come first served; the front one holds
     uint32_t readers = 0;         // locked read ranges that are not in a gate
     uint32_t index_in_pack = 0;
+    TensorId older = kNone;    // has the contents as they were before the claim's first write
     uint32_t draining = 0;     // a bit per place, see Pack::gates_draining
     uint32_t claim_users = 0;  // locked ranges under the claim
     uint32_t waiting = 0;      // fetches in the lock phase that want to write it

@@ -5,6 +5,8 @@
 #include "lib/residency/occupancy.h"
 #include "lib/support/assert.h"
 
+#include <utility>
+
 namespace stepwell::residency {
 
 // A plan brings the block: it is counted again when it is used or leaves, see PlannedBlocks.
@@ -141,6 +143,30 @@ void Occupancy::evict(BlockId block, PlaceId place, Commands &out)
     drop(block, place, out);
 }
 
+// The block is to be written, and its tensor's contents are kept as they are in another one: the
+// replica at nvme is the other's from now on, unless an earlier write gave it one.
+void Occupancy::keep_older(BlockId id, Commands &out)
+{
+    const Pack &pack = packs_[blocks_[id].pack];
+    if (pack.shared) return;
+    const TensorId older = tensors_[pack.tensors.front()].older;
+    if (older == kNone) return;
+    const PlaceId nvme = places_.last();
+    const PackId older_pack = tensors_[older].pack;
+    const BlockId heir = packs_[older_pack].first + blocks_[id].index;
+    Replica &stored = blocks_.replica(id, nvme);
+    Replica &kept = blocks_.replica(heir, nvme);
+    if (kept.slot != kNoSlot) return;
+    STW_ASSERT(places_.is_nvme(nvme) && stored.valid && !stored.doomed && stored.reads == 0);
+    note_waste(id, nvme);
+    kept.slot = std::exchange(stored.slot, kNoSlot);
+    kept.valid = std::exchange(stored.valid, false);
+    order_.count_out(blocks_[id].pack, nvme);
+    order_.count_in(heir, nvme);
+    packs_.set_contents(older, Contents::kValid);
+    out.forgets.push_back({id, heir});
+}
+
 void Occupancy::free_slot(BlockId id, PlaceId place, Commands &out)
 {
     Replica &here = blocks_.replica(id, place);
@@ -149,7 +175,7 @@ void Occupancy::free_slot(BlockId id, PlaceId place, Commands &out)
     STW_ASSERT(here.pins == 0 && here.reads == 0);
     recency_.unlist(id, place);
     addresses_.hide(id, place);
-    if (places_.is_nvme(place)) out.forgets.push_back(id);
+    if (places_.is_nvme(place)) out.forgets.push_back({id, kNone});
     Pack &pack = packs_[blocks_[id].pack];
     places_.arena(place).give(here.slot, pack.agreed);
     order_.count_out(blocks_[id].pack, place);

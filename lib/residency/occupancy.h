@@ -38,6 +38,7 @@ public:
     void note_leaving(BlockId block, PlaceId place);
     void drop(BlockId block, PlaceId place, Commands &out);
     void evict(BlockId block, PlaceId place, Commands &out);  // drops, and counts it
+    void keep_older(BlockId block, Commands &out);
 
     void settle_target(const Flight &flight, bool ok, Commands &out);
     void unsettle_target(const Flight &flight, const Status &status, Commands &out);

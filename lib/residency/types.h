@@ -200,9 +200,15 @@ struct Swap {
     Slot bare = kNoSlot;
 };
 
+// The block's nvme replica is gone: its slot may be reused, or it is the heir's now.
+struct Forget {
+    BlockId block = kNone;
+    BlockId heir = kNone;
+};
+
 // What the shell has to do, in this order: forgets, swaps, transfers, promotes, then answers.
 struct Commands {
-    std::vector<BlockId> forgets;  // the block's nvme replica is gone; its slot may be reused
+    std::vector<Forget> forgets;
     std::vector<Swap> swaps;
     std::vector<PackId> freed_packs;  // no transfer uses its addresses any more
     std::vector<Transfer> transfers;

@@ -76,7 +76,7 @@ struct World::Rank final : residency::CommandSink, residency::EventHook {
 
     // For the command loop. There is no store, and memory takes no time.
     [[nodiscard]] Instant now() const override { return world.now_; }
-    void forget(residency::BlockId) override {}
+    void forget(const residency::Forget &) override {}
     void swap_memory(std::vector<residency::Swap> &) override {}
     void pack_freed(residency::PackId) override {}
     void submit(std::vector<residency::Transfer> &transfers, residency::Commands &) override

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace stepwell::store {
 
@@ -168,6 +169,17 @@ void Store::forget(BlockId block)
     index_[block] = kNowhere;
     slots_[at].block = residency::kNone;
     leave(at);
+}
+
+void Store::hand_over(BlockId block, BlockId heir)
+{
+    MutexLock lock(mutex_);
+    if (heir >= index_.size())
+        index_.resize(std::max<size_t>(heir + 1ull, index_.size() * 2), kNowhere);
+    const uint32_t at = std::exchange(index_[block], kNowhere);
+    STW_ASSERT(index_[heir] == kNowhere && slots_[at].written && slots_[at].users == 0);
+    slots_[at].block = heir;
+    index_[heir] = at;
 }
 
 void Store::reserve_ids(uint64_t ids)

@@ -80,6 +80,8 @@ public:
     void end_read(const Placement &placement);
     // The block's slot may be reused once no read or write uses it and no generation keeps it.
     void forget(BlockId block);
+    // The block's slot is the heir's, which has none; nobody reads or writes it.
+    void hand_over(BlockId block, BlockId heir);
 
     // ---- what generations keep -----------------------------------------------------------------
     // The block's slot as it is written now belongs to the set as well. INTERNAL: it is not there,

@@ -186,11 +186,19 @@ void Memory::end(const Sent &flight, bool arrives)
     end_target(flight, arrives);
 }
 
-void Memory::forget(BlockId block)
+void Memory::forget(const residency::Forget &forget)
 {
+    const BlockId block = forget.block;
+    if (forget.heir != kNone) (void)on_disk(forget.heir);
     Stored &at = on_disk(block);
     if (at.readers > 0 || at.writing) {
         journal_.fail("block %u is forgotten while a transfer uses it on the disk", block);
+    }
+    if (forget.heir != kNone) {
+        Stored &heir = on_disk(forget.heir);
+        if (heir.there || !at.there) journal_.fail("block %u inherits nothing", forget.heir);
+        heir = at;
+        stored_blocks_ += heir.there;
     }
     stored_blocks_ -= at.there;
     at.there = false;

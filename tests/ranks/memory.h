@@ -26,7 +26,7 @@ public:
 
     void begin(Sent &flight);
     void end(const Sent &flight, bool arrives);
-    void forget(BlockId block);
+    void forget(const residency::Forget &forget);
     void free(PackId pack);
     void swap(const Swap &swap);
     void make_bare(PlaceId place, Slot slot);

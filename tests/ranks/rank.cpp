@@ -70,9 +70,9 @@ void Rank::create(uint32_t index)
 
 // -------------------------------------------------------------------------------- commands out --
 
-void Rank::forget(BlockId block)
+void Rank::forget(const residency::Forget &forget)
 {
-    if (!world_.planted.now(Plant::kForgottenForget)) memory_.forget(block);
+    if (!world_.planted.now(Plant::kForgottenForget)) memory_.forget(forget);
 }
 
 void Rank::swap_memory(std::vector<Swap> &swaps)

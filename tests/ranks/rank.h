@@ -65,7 +65,7 @@ private:
     // rank.cpp: the shell
     void execute() { loop_.run(); }
     [[nodiscard]] Instant now() const override { return world_.now(); }
-    void forget(BlockId block) override;
+    void forget(const residency::Forget &forget) override;
     void swap_memory(std::vector<Swap> &swaps) override;
     void pack_freed(PackId pack) override;
     void submit(std::vector<Transfer> &transfers, Commands &out) override;

@@ -34,6 +34,33 @@ void Program::claim()
     claims_.push_back(std::move(claim));
 }
 
+// As for an update that may be undone: a tensor that lies at nvme leaves what it is to another one.
+void Program::keep_older(const Claim &claim)
+{
+    const TensorId id = claim.tensors.back();
+    ModelTensor &tensor = model_.tensors[id];
+    const bool mine = tensor.claims.front().first == claim.id && !machine_.core.in_use(id);
+    const bool lies_there = (machine_.core.residence(id) >> nvme_ & 1) != 0;
+    const bool stored = setup_.config.places[nvme_].tier == Tier::kNvme && lies_there;
+    if (!mine || !stored || !tensor.readable() || tensor.older != kNone) return;
+    if (machine_.core.blocks_of(id).shares || random_.chance(50)) return;
+    TensorSpec spec = tensor.spec;
+    spec.reads_zero = false;
+    spec.no_packing = true;
+    const Result<TensorId> made = machine_.core.create(spec);
+    if (!made.ok()) return;
+    const TensorId older = made.value();
+    model_.create(older, spec);
+    journal_.line("tensor %u is to have what tensor %u is before claim %llu", older, id,
+                  (unsigned long long)claim.id);
+    model_.tensors[older].in_parts = true;
+    model_.tensors[older].claims.push_back({claim.id, last_fetch_});
+    machine_.know_heirs(machine_.core.blocks_of(older), machine_.core.pack_of(older));
+    machine_.core.claim_tensor(claim.id, older);
+    machine_.core.keep_older(id, older);
+    model_.tensors[id].older = older;
+}
+
 void Program::next_tensor(Claim &claim)
 {
     const TensorId id = claim.tensors.back();
@@ -41,6 +68,12 @@ void Program::next_tensor(Claim &claim)
     claim.next_byte = 0;
     ModelTensor &tensor = model_.tensors[id];
     const bool first = tensor.claims.front().first == claim.id;
+    if (first) {
+        // The older one is read, written and let go in its turn.
+        if (tensor.older != kNone) claim.tensors.push_back(tensor.older);
+        tensor.older = kNone;
+        tensor.kept.clear();
+    }
     const bool empties = first &&
                          tensor.readers + tensor.writers + tensor.fetches + tensor.hints == 0 &&
                          random_.chance(20);
@@ -67,7 +100,7 @@ bool Program::may_be_kept(TensorId id) const
 {
     const ModelTensor &tensor = model_.tensors.at(id);
     return setup_.config.places[nvme_].tier == Tier::kNvme && tensor.readable() &&
-           !tensor.spec.reads_zero && machine_.core.is_promised_at(id, nvme_);
+           !tensor.spec.reads_zero && !tensor.in_parts && machine_.core.is_promised_at(id, nvme_);
 }
 
 void Program::advance_claim(Claim &claim)
@@ -79,6 +112,7 @@ void Program::advance_claim(Claim &claim)
         return;
     }
     const TensorId id = claim.tensors.back();
+    if (claim.next_byte == 0) keep_older(claim);
     const ModelTensor &tensor = model_.tensors[id];
     if (claim.next_byte >= tensor.spec.bytes || random_.chance(5)) {
         next_tensor(claim);

@@ -31,8 +31,9 @@ void Machine::promote(TransferId transfer)
     journal_.fail("transfer %llu is promoted but not in flight", (unsigned long long)transfer);
 }
 
-void Machine::forget(BlockId block)
+void Machine::forget(const residency::Forget &forget)
 {
+    const BlockId block = forget.block;
     journal_.line("  forget block %u", block);
     for (const auto &[id, flight] : flying_) {
         const Transfer &transfer = flight.transfer;
@@ -44,9 +45,29 @@ void Machine::forget(BlockId block)
             }
         }
     }
+    if (forget.heir != kNone) {
+        journal_.line("    whose slot is block %u's now", forget.heir);
+        if (memories.nvme.count(forget.heir) > 0 || memories.nvme.count(block) == 0) {
+            journal_.fail("block %u is to have the slot of block %u, and one of them has not what "
+                          "that needs",
+                          forget.heir, block);
+        } else {
+            memories.nvme[forget.heir] = std::move(memories.nvme[block]);
+            const auto [pack, index] = heirs_.at(forget.heir);
+            packs_[forget.heir] = pack;
+            blocks_[key(pack, index)] = forget.heir;
+            if (rotten_.count(block) > 0) rotten_.insert(forget.heir);
+        }
+    }
     memories.nvme.erase(block);
     rotten_.erase(block);
     packs_.erase(block);
+}
+
+void Machine::know_heirs(const TensorBlocks &blocks, PackId pack)
+{
+    for (uint32_t index = 0; index < blocks.count; ++index)
+        heirs_[blocks.first + index] = {pack, index};
 }
 
 void Machine::swap_memory(std::vector<Swap> &swaps)

@@ -71,6 +71,8 @@ public:
     void bring_home(PlaceId place, Slot slot) { pins_[place][slot].away = false; }
     // Of a tensor that was created; `shares`: with others that live.
     void take_pack(PackId pack, bool shares);
+    // Blocks that may be given the slots of others at nvme.
+    void know_heirs(const TensorBlocks &blocks, PackId pack);
     // Null when no image of the block is on nvme.
     [[nodiscard]] const Image *stored(PackId pack, uint64_t index) const;
     [[nodiscard]] bool rotten(PackId pack) const;
@@ -118,7 +120,7 @@ private:
     };
 
     // What the loop calls.
-    void forget(BlockId block) override;
+    void forget(const residency::Forget &forget) override;
     void swap_memory(std::vector<Swap> &swaps) override;
     void pack_freed(PackId pack) override;
     void submit(std::vector<Transfer> &transfers, Commands &out) override;
@@ -151,6 +153,7 @@ private:
     std::vector<std::unordered_map<uint64_t, Slot>> slots_;  // block to slot
     std::unordered_map<uint64_t, BlockId> blocks_;           // of the nvme images
     std::map<BlockId, PackId> packs_;
+    std::map<BlockId, std::pair<PackId, uint64_t>> heirs_;
     std::set<BlockId> rotten_;
     std::set<PackId> hurt_packs_;
     std::set<PackId> taken_packs_;  // and not freed

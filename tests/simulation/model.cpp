@@ -130,6 +130,7 @@ std::unique_ptr<ModelView> Model::open(const Request &request, const Grant &gran
     locate(*view, grant);
     if (journal_.failed()) return view;
     const bool write = request.access != Access::kRead;
+    if (write) keep_older(*view);
     machine_.pin(grant.place, view->pinned, write);
     ModelTensor &tensor = tensors[request.tensor];
     (write ? tensor.writers : tensor.readers)++;
@@ -141,6 +142,24 @@ std::unique_ptr<ModelView> Model::open(const Request &request, const Grant &gran
         }
     }
     return view;
+}
+
+// With the grant: nothing was written yet.
+void Model::keep_older(const ModelView &view)
+{
+    constexpr uint64_t kPieces = kBlockBytes / kPieceBytes;
+    ModelTensor &tensor = tensors[view.request.tensor];
+    if (tensor.older == kNone) return;
+    ModelTensor &older = tensors[tensor.older];
+    const uint64_t last = (view.request.byte_begin + view.request.byte_count - 1) / kBlockBytes;
+    for (uint64_t block = view.request.byte_begin / kBlockBytes; block <= last; block++) {
+        if (!tensor.kept.insert(block).second) continue;
+        older.contents = Contents::kValid;
+        const uint64_t end = std::min<uint64_t>((block + 1) * kPieces, tensor.newest.size());
+        for (uint64_t piece = block * kPieces; piece < end; piece++) {
+            older.newest[piece] = tensor.newest[piece];
+        }
+    }
 }
 
 // Nobody looks at it there: it has to be there, and to stay until it is released.

@@ -7,6 +7,7 @@
 #include "tests/simulation/setup.h"
 
 #include <memory>
+#include <set>
 
 namespace stepwell::simulation {
 
@@ -23,6 +24,9 @@ struct ModelTensor {
     uint32_t fetches = 0;                             // outstanding requests
     uint32_t hints = 0;                               // and of prefetches
     std::vector<std::pair<ClaimId, FetchId>> claims;  // in order; the last fetch asked before each
+    TensorId older = kNone;   // that gets the contents from before the claim's writes
+    std::set<uint64_t> kept;  // blocks of which it has them
+    bool in_parts = false;    // it is such a one, and may lack blocks
 
     [[nodiscard]] bool readable() const { return contents == Contents::kValid && !missed; }
     void forget_contents(Contents now)
@@ -83,6 +87,7 @@ public:
 private:
     [[nodiscard]] Stamp &piece_of(const ModelView &view, uint64_t piece);
     void locate(ModelView &view, const Grant &grant);
+    void keep_older(const ModelView &view);
     void check_exclusion(const ModelView &view);
     [[nodiscard]] std::string justify_budget(const FetchAsked &asked) const;
     [[nodiscard]] bool place_is_short(const FetchAsked &asked, PlaceId place, bool agreed) const;

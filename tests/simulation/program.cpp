@@ -228,7 +228,7 @@ void Program::fail_one()
     if (id == kNone || random_.chance(70)) return;
     ModelTensor &tensor = model_.tensors[id];
     const bool used = tensor.readers + tensor.writers + tensor.fetches > 0;
-    if (used || tensor.contents != Contents::kValid) return;
+    if (used || tensor.contents != Contents::kValid || tensor.in_parts) return;
     if (setup_.aliases && (!tensor.claims.empty() || machine_.core.in_use(id))) return;
     journal_.line("fail tensor %u", id);
     const ClaimId claim = setup_.aliases ? machine_.core.claim() : 0;

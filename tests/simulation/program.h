@@ -130,6 +130,7 @@ private:
     [[nodiscard]] bool may_be_kept(TensorId id) const;
     void advance_claim(Claim &claim);
     void next_tensor(Claim &claim);
+    void keep_older(const Claim &claim);
 
     // finish.cpp
     void settle();

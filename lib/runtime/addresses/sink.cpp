@@ -51,9 +51,15 @@ transfer::Job TransferSink::job_of(const residency::Transfer &transfer) const
     return job;
 }
 
-void TransferSink::forget(residency::BlockId block)
+void TransferSink::forget(const residency::Forget &forget)
 {
-    if (machine_.engine->store()) machine_.engine->store()->forget(block);
+    store::Store *const store = machine_.engine->store();
+    if (!store) return;
+    if (forget.heir != residency::kNone) {
+        store->hand_over(forget.block, forget.heir);
+    } else {
+        store->forget(forget.block);
+    }
 }
 
 void TransferSink::pack_freed(residency::PackId pack)
@@ -65,7 +71,7 @@ void TransferSink::pack_freed(residency::PackId pack)
 // Tensors that were never used cause no other commands.
 void TransferSink::forget_unused(const Commands &out)
 {
-    for (const residency::BlockId block : out.forgets) forget(block);
+    for (const residency::Forget &gone : out.forgets) forget(gone);
     for (const residency::PackId pack : out.freed_packs) pack_freed(pack);
 }
 

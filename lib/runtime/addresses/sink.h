@@ -34,7 +34,7 @@ public:
     }
 
     // Called by the command loop.
-    void forget(residency::BlockId block) override;
+    void forget(const residency::Forget &forget) override;
     void swap_memory(std::vector<residency::Swap> &swaps) override;
     void pack_freed(residency::PackId pack) override STW_REQUIRES(runtime_lock);
     void submit(std::vector<residency::Transfer> &transfers, Commands &out) override

@@ -91,7 +91,7 @@ private:
 
     // For the command loop. There is no store, and memory takes no time.
     [[nodiscard]] residency::Instant now() const override { return time; }
-    void forget(residency::BlockId) override {}
+    void forget(const residency::Forget &) override {}
     void swap_memory(std::vector<residency::Swap> &) override {}
     void pack_freed(residency::PackId) override {}
     void submit(std::vector<residency::Transfer> &transfers, residency::Commands &out) override;

@@ -399,6 +399,66 @@ TEST_F(CoreTest, AWriteMakesOtherReplicasStaleAtOnce)
     EXPECT_EQ(core_->residence(a), 1u << kDevice);
 }
 
+// What the tensor was at nvme is the other one's there, block by block as they are written, and
+// both have their room.
+TEST_F(CoreTest, AWriteUnderAClaimLeavesOlderContents)
+{
+    open(4, 4, 4);
+    const TensorId a = create_filled("a", 2 * kBlock);
+    TensorSpec other = spec("older", 2 * kBlock);
+    other.no_packing = true;
+    const TensorId older = create(other);
+    Commands out;
+    core_->write_back_all(out);
+    take(out);
+    finish_all();
+    ASSERT_TRUE(resident(a, kNvme));
+    const ClaimId claim = core_->claim();
+    core_->claim_tensor(claim, a);
+    core_->claim_tensor(claim, older);
+    core_->keep_older(a, older);
+    core_->evict(a, kNvme, out);
+    EXPECT_TRUE(out.forgets.empty()) << "it would be lost";
+    FetchAsked asked;
+    asked.claim = claim;
+    asked.requests = {all_of(a, Access::kReadWrite)};
+    asked.requests[0].byte_count = kBlock;
+    const FetchId first = core_->fetch(asked, now_, out);
+    ASSERT_EQ(out.forgets.size(), 1u);
+    EXPECT_EQ(out.forgets[0].block, core_->blocks_of(a).first);
+    EXPECT_EQ(out.forgets[0].heir, core_->blocks_of(older).first);
+    take(out);
+    EXPECT_TRUE(granted(first));
+    EXPECT_EQ(core_->contents(older), Contents::kValid);
+    EXPECT_EQ(core_->used_blocks(kNvme), 2u);
+    EXPECT_EQ(core_->block_state(core_->blocks_of(older).first, kNvme), BlockState::kValid);
+    EXPECT_EQ(core_->block_state(core_->blocks_of(older).first + 1, kNvme), BlockState::kAbsent);
+    Release release;
+    release.tensor = a;
+    release.access = Access::kReadWrite;
+    release.place = kDevice;
+    release.byte_count = kBlock;
+    release.claim = claim;
+    core_->release(release, now_, out);
+    take(out);
+    update_under(claim, a, false);  // writes the first block again: that is not older
+    EXPECT_EQ(core_->used_blocks(kNvme), 2u);
+    core_->write_back_all(out);
+    take(out);
+    finish_all();
+    EXPECT_EQ(core_->used_blocks(kNvme), 4u);
+    EXPECT_TRUE(resident(older, kNvme));
+    core_->unclaim_tensor(claim, older, true, out);
+    take(out);
+    EXPECT_EQ(core_->used_blocks(kNvme), 2u);
+    unclaim(claim, a);
+    const ClaimId next = core_->claim();
+    core_->claim_tensor(next, a);
+    update_under(next, a, false);
+    EXPECT_EQ(core_->contents(older), Contents::kEmpty) << "it ended with the claim";
+    unclaim(next, a);
+}
+
 TEST_F(CoreTest, EmptyIsAnErrorOfReadersOnly)
 {
     open(2, 0, 16);

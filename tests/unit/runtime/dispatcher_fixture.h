@@ -130,7 +130,7 @@ inline TensorId create_in(Dispatcher &dispatch, const std::string &name)
 class Disk final : public residency::CommandSink {
 public:
     [[nodiscard]] Instant now() const override { return Dispatcher::now(); }
-    void forget(residency::BlockId) override {}
+    void forget(const residency::Forget &) override {}
     void swap_memory(std::vector<residency::Swap> &) override {}
     void pack_freed(residency::PackId) override {}
     void submit(std::vector<Transfer> &transfers, Commands &) override STW_REQUIRES(runtime_lock)

@@ -184,6 +184,28 @@ TEST(Keep, AForgottenBlockFreesItsSlotOnlyAtTheDrop)
     EXPECT_EQ(slot_of(write(*store, 2, 12)), slot_of(kept));
 }
 
+// With its sum and with what keeps it.
+TEST(Keep, ABlockHandsItsSlotToAnother)
+{
+    FakeStorage disk;
+    auto store = open_scratch(disk, 2);
+    ASSERT_NE(store, nullptr);
+    write(*store, 1, 11);
+    const Placement kept = keep(*store, 1, 0);
+    store->hand_over(1, 7);
+    EXPECT_FALSE(store->holds(1));
+    const Result<Placement> found = store->begin_read(7);
+    ASSERT_TRUE(found.ok());
+    EXPECT_EQ(slot_of(found.value()), slot_of(kept));
+    EXPECT_TRUE(has(*store, found.value(), 11));
+    store->end_read(found.value());
+    EXPECT_NE(slot_of(write(*store, 1, 12)), slot_of(kept));
+    store->forget(7);
+    EXPECT_EQ(store->used_slots(), 2u);
+    store->drop(0);
+    EXPECT_EQ(store->used_slots(), 1u);
+}
+
 TEST(Keep, TwoSetsKeepOneSlot)
 {
     FakeStorage disk;

@@ -171,7 +171,8 @@ enum { /* stw_update_options.flags */
     STW_UPDATE_SKIP_NONFINITE = 1, /* a NaN or Inf in a gradient: no update */
     STW_UPDATE_KEEP_GRADIENTS = 2, /* do not empty the gradients afterwards */
     STW_UPDATE_WAIT = 4,           /* return when the last byte is updated */
-    STW_UPDATE_MEASURE = 8         /* only the norm and the finiteness; no update */
+    STW_UPDATE_MEASURE = 8,        /* only the norm and the finiteness; no update */
+    STW_UPDATE_SPECULATE = 16      /* before the verdict, which the next step without it is */
 };
 typedef struct stw_update_options {
     uint32_t struct_size;
@@ -194,8 +195,10 @@ typedef struct stw_update_result {
     uint64_t nonfinite;      /* elements */
     uint64_t updated;        /* parameters */
     uint64_t without_gradient; /* not updated: no decay, no count */
+    uint64_t early;          /* of `updated`: before the verdict (STW_UPDATE_SPECULATE) */
+    uint64_t undone;         /* parameters updated before it and set back: it was another one */
 } stw_update_result;
-#define STW_UPDATE_RESULT_INIT { sizeof(stw_update_result), 0, 0, 0, 0, 0, 0 }
+#define STW_UPDATE_RESULT_INIT { sizeof(stw_update_result), 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /**
  * Update parameters from their gradients, streamed through the tiers. The update goes on after the
@@ -209,6 +212,21 @@ typedef struct stw_update_result {
  * called for each parameter as gradients become complete, in the middle of backward. It uses the
  * hyper-parameters as of its call. A parameter is in one queued step at a time: updates of it come
  * in the order of the calls, and an optimizer has at most as many steps queued as parameters.
+ *
+ * With STW_UPDATE_SPECULATE a step of some parameters, in the middle of backward, updates before
+ * the verdict is known, as if no clip were needed and all gradients were finite. The next step
+ * without the flag is the verdict of all such parameters, which it names (or all): it has the
+ * norm, and where it comes to the same update, that stands; else the parameter, its master and
+ * states are set back to what they were and updated again, or left so. Bits are those of that one
+ * step alone, with its options and hyper-parameters. Older contents take room: of tensors at nvme
+ * their old slots there, without a transfer; of others a copy, where that is small or free. A
+ * parameter without that room, with a custom update, on a device that updates, smaller than a
+ * block, or without states yet, is updated after the verdict; so are all while more than 4 of the
+ * last 64 verdicts were others. Until the verdict fetches, reads and writes of these parameters,
+ * their gradients and states wait, commits are BUSY, drains do not wait, and gradients are kept.
+ * result_out, STW_UPDATE_WAIT and STW_UPDATE_MEASURE, a parameter twice before its verdict, and a
+ * next step that leaves one out or only measures, are INVALID. Of several ranks each may speculate
+ * on others.
  *
  * An update that fails after the call fails only its parameter and states, as each may be half
  * updated: fetches return the cause until all of it is written again. One that could not begin (its

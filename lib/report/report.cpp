@@ -184,6 +184,8 @@ void write_update(JsonWriter &json, const UpdateReport &update)
     json.member("steps", update.steps);
     json.member("skipped", update.skipped);
     json.member("parameters", update.parameters);
+    json.member("early", update.early);
+    json.member("undone", update.undone);
     json.member("chunks", update.chunks);
     json.member("elements", update.elements);
     json.member("bytes", update.bytes);

@@ -64,6 +64,8 @@ struct UpdateReport {
     uint64_t steps = 0;
     uint64_t skipped = 0;
     uint64_t parameters = 0;  // updated, over all steps
+    uint64_t early = 0;       // parameters updated before their verdict, which stood
+    uint64_t undone = 0;      // updated before it, and set back
     uint64_t chunks = 0;
     uint64_t elements = 0;
     uint64_t bytes = 0;    // read and written by kernels

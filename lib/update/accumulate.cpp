@@ -218,7 +218,7 @@ void AccumulateJob::end()
         end_measure();
     }
     const TensorId tensors[] = {sum.gradient, sum.scratch};
-    pipeline.tiers.unclaim(claim, tensors, turn_count, kNone);
+    pipeline.tiers.unclaim(claim, tensors, turn_count, 0);
     {
         MutexLock lock(pipeline.mutex);
         pipeline.retire(*this);

@@ -62,6 +62,11 @@ Optimizer::~Optimizer()
 {
     STW_ASSERT(!pending());
     Pipeline::Parts &pipeline = parts_->pipeline;
+    for (const ParameterJob &job : parts_->jobs) {
+        for (const TensorId older : job.older) {
+            if (older != kNone) pipeline.tiers.drop_older(older);
+        }
+    }
     MutexLock lock(pipeline.mutex);
     for (ParameterJob &job : parts_->jobs) {
         pipeline.forget_measure(job.shape.layouts[ParameterJob::kGradient].tensor, job.measure);
@@ -250,10 +255,14 @@ void Optimizer::Parts::keep(size_t jobs_kept, size_t parts_kept)
 void Optimizer::Parts::reserve(const Entry *entries, uint32_t n)
 {
     chosen.reserve(jobs.size());
-    tensors.reserve(by_tensor.size());
+    entering.reserve(jobs.size());
+    keeping.reserve(jobs.size());
+    tensors.reserve(2 * by_tensor.size());
     gradients.reserve(jobs.size());
     versions.reserve(jobs.size());
     MutexLock lock(pipeline.mutex);
+    pipeline.jobs_max += static_cast<uint32_t>(jobs.size() + 1 - steps.size());
+    grow_to_hold(pipeline.parked, pipeline.jobs_max);
     idle_steps.reserve(jobs.size());
     while (steps.size() <= jobs.size()) idle_steps.push_back(&steps.emplace_back());
     for (uint32_t i = 0; i < n; ++i) {

@@ -76,6 +76,8 @@ struct StepResult {
     uint64_t nonfinite = 0;
     uint64_t updated = 0;  // parameters; before the last one is through, those to be
     uint64_t without_gradient = 0;
+    uint64_t early = 0;   // of those updated, before the verdict
+    uint64_t undone = 0;  // parameters that were, and set back, since the verdict was another one
 };
 
 using TorchOrder = std::optional<kernels::SquareRoot>;
@@ -132,6 +134,9 @@ public:
     Status wait(uint64_t timeout_ns);
     // Whether a step is under way.
     [[nodiscard]] bool pending() const;
+    // The name of a parameter that early steps have left to the next one's verdict; null: none. As
+    // Pipeline::prefer().
+    [[nodiscard]] const char *awaits_verdict() const;
     // Whether a step of these options would begin at once: nothing is under way, or neither it nor
     // what is has a verdict, and it names parameters of which none is in a step.
     [[nodiscard]] bool may_begin(const StepOptions &options) const;

@@ -25,13 +25,31 @@ struct Part {
     bool counted = true;
     stw_hyper hyper{};                     // as the step began
     uint32_t states_used = 0;              // with these
+    stw_hyper judged_hyper{};              // as its verdict's step began
+    uint32_t early_states = 0;             // of an early update
     kernels::Coefficients coefficients{};  // of the update threads
     double sum = 0.0;           // of the squares of its gradient, as far as it was scanned
     bool makes_master = false;  // in its first update, if earlier parts of it made theirs
     bool makes_average = false;
 };
 
-enum class StepPhase : uint8_t { kIdle, kScan, kVerdict, kUpdate };
+enum class StepPhase : uint8_t {
+    kIdle,
+    kScan,
+    kVerdict,  // measured, waits for the verdict
+    kKeep,     // measured, and about to be updated before the verdict
+    kEarly,    // is updated before the verdict
+    kUpdated,  // was, and waits for the verdict
+    kUpdate,
+    kRestore,  // gets its older contents back, since nothing is updated
+};
+
+// The verdict has its gradient's norm from it, and is about it.
+inline bool is_measured(StepPhase phase)
+{
+    return phase == StepPhase::kVerdict || phase == StepPhase::kKeep ||
+           phase == StepPhase::kEarly || phase == StepPhase::kUpdated;
+}
 
 struct Step;
 
@@ -109,7 +127,20 @@ struct ParameterJob final : Job {
         return static_cast<float *>(chunk.pointers[shape.average_at()]);
     }
     void end_scan();
+    void end_early();
     void end_update();
+    void end_restore();
+
+    // An early update.
+    void make_older();
+    [[nodiscard]] bool may_be_early() const;
+    void start_early();
+    [[nodiscard]] bool judged_alike() const;
+    [[nodiscard]] bool has_older_piece(const Part &part, uint32_t tensor) const;
+    void copy_older(const Chunk &chunk, const Part &part) const;
+    [[nodiscard]] uint32_t tensors_of(const Part &part) const;
+    void note_versions();
+    void leave_decided();
     void tell_failure();
     // Whether the parameter was written since its last update and the master was not: what was
     // written is newer than the master. Between updates, or before this one has written.
@@ -128,6 +159,14 @@ struct ParameterJob final : Job {
     Step *step = nullptr;       // its step, until its tensors are unclaimed
 
     StepPhase phase = StepPhase::kIdle;
+    // The contents from before an early update, of each of its tensors but the gradient.
+    TensorId older[kJobTensorsMax];
+    bool has_older = false;
+    bool asked_older = false;  // and there was no room, or none is needed
+    bool claims_older = false;
+    bool undoes = false;  // begins from the older contents
+    uint32_t copies = 0;  // tensors, a bit for each, of which an early update copies these
+    double early_scale = 1.0;
     bool empty = false;        // no gradient
     uint32_t part_cut = 0;     // where the next chunk begins
     uint64_t element_cut = 0;  // of that part
@@ -136,7 +175,7 @@ struct ParameterJob final : Job {
     Chunk *parked = nullptr;  // completed before their turn
     kernels::ScanResult scanned;
     Measure measure;
-    ParameterJob *next_undecided = nullptr;
+    ParameterJob *next_leaving = nullptr;
     Fresh fresh;                     // of the update threads
     uint64_t parameter_version = 0;  // as its last update left it, or as it was restored
     uint64_t master_version = 0;
@@ -145,14 +184,17 @@ struct ParameterJob final : Job {
 };
 
 // One call of step(). Those without a verdict go on side by side, each parameter in one of them at
-// most; one with a verdict is alone.
+// most; one with a verdict is alone. What early ones have begun goes over to the next one that is
+// not early, as it is then: that is its verdict.
 struct Step {
     uint32_t flags = 0;
     bool asked = false;       // there was one
     bool active = false;      // until its last tensor is unclaimed
+    bool decided = false;     // as far as this rank's gradients go
     bool known = false;       // the verdict
     bool gives_back = false;  // which is that nothing is updated
     bool scans = false;
+    bool early = false;
     double scale = 1.0;  // of gradients; with the clip once that is known
     double clip_norm = 0.0;
     bool infinity_norm = false;
@@ -160,7 +202,7 @@ struct Step {
     uint32_t jobs_left = 0;  // and the agreement
     Agreement *agreement = nullptr;
     uint64_t demanded = kNotPreferred;  // a call waits for an update that needs the verdict
-    ParameterJob *undecided = nullptr;  // parameters that the verdict is about, set with it
+    ParameterJob *leaving = nullptr;    // parameters that leave with the verdict
     Status verdict;                     // OK, SKIPPED or the reason why there is none
     Status failure;                     // first reason why a parameter missed its update
     StepResult result;
@@ -188,17 +230,24 @@ struct Optimizer::Parts {
     void unselect();
     [[nodiscard]] bool may_begin(const StepOptions &options) const STW_REQUIRES(pipeline.mutex);
     Status begin(const StepOptions &options);
+    ClaimId claim_entering();
     Step &new_step() STW_REQUIRES(pipeline.mutex);
-    bool activate(ClaimId claim) STW_REQUIRES(pipeline.mutex);
-    void prepare(const StepOptions &options) STW_REQUIRES(pipeline.mutex);
-    // After the last scan: decides about the step. False: nothing is updated, and give_back()
-    // follows.
+    Step &early_step() STW_REQUIRES(pipeline.mutex);
+    bool activate(Step &step, ClaimId claim) STW_REQUIRES(pipeline.mutex);
+    Step &prepare(const StepOptions &options) STW_REQUIRES(pipeline.mutex);
+    void enter(ParameterJob &job, Step &step) STW_REQUIRES(pipeline.mutex);
+    void take_over(ParameterJob &job, Step &step) STW_REQUIRES(pipeline.mutex);
+    [[nodiscard]] Status check_early(const StepOptions &options) const STW_REQUIRES(pipeline.mutex);
+    [[nodiscard]] bool goes_early() const STW_REQUIRES(pipeline.mutex);
+    void park(ParameterJob &job) STW_REQUIRES(pipeline.mutex);
+    // After the last scan: decides about the step. True: some leave now, with let_go().
     bool decide(Step &step) STW_REQUIRES(pipeline.mutex);
     bool conclude(Step &step, const Verdict &all) STW_REQUIRES(pipeline.mutex);
     bool go_ahead(Step &step, const Verdict &all) STW_REQUIRES(pipeline.mutex);
     [[nodiscard]] Verdict measure(const Step &step) const STW_REQUIRES(pipeline.mutex);
-    void start_updates() STW_REQUIRES(pipeline.mutex);
-    static void give_back(const Step &step);
+    // What the verdict means for a parameter that is idle. True: it leaves.
+    bool apply(ParameterJob &job, Step &step) STW_REQUIRES(pipeline.mutex);
+    static void let_go(const Step &step);
     void left(Step &step) STW_REQUIRES(pipeline.mutex);
     Status answer(StepResult *result_out) const STW_REQUIRES(pipeline.mutex);
 
@@ -212,16 +261,20 @@ struct Optimizer::Parts {
     std::deque<ParameterJob> jobs;
     std::unordered_map<TensorId, ParameterJob *> by_tensor;
     std::map<uint32_t, stw_hyper> hypers;
-    std::vector<ParameterJob *> chosen;  // of the last step, in the order of entries
-    std::vector<TensorId> tensors;       // room for those of a claim
-    std::vector<TensorId> gradients;     // of those chosen
-    std::vector<uint64_t> versions;      // of these, as claimed
-    std::vector<PlaceId> places;         // of those chosen
+    std::vector<ParameterJob *> chosen;    // of the last step, in the order of entries
+    std::vector<ParameterJob *> entering;  // of these, not in a step before
+    std::vector<ParameterJob *> keeping;   // of these, to be updated early at once
+    std::vector<TensorId> tensors;         // room for those of a claim
+    std::vector<TensorId> gradients;       // of those chosen
+    std::vector<uint64_t> versions;        // of these, as claimed
+    std::vector<PlaceId> places;           // of those chosen
     // One for each parameter that may be in a step, and one more.
     std::deque<Step> steps{1};
     Step *last = &steps.front();     // as called; one with a verdict is the last while it is active
     std::vector<Step *> idle_steps;  // neither active nor the last
     uint32_t active_steps = 0;
+    uint32_t early_steps = 0;  // of these
+    uint64_t misses = 0;       // a bit for each of the last verdicts, which an early update missed
 };
 
 }  // namespace stepwell::update

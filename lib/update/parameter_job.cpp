@@ -40,6 +40,7 @@ ParameterJob::ParameterJob(Optimizer::Parts &optimizer, const Entry &entry)
         turns[turn_count].tensor = tensor;
         ++turn_count;
     };
+    std::fill(std::begin(older), std::end(older), kNone);
     add(entry.parameter, shape.parameter_dtype);
     add(entry.gradient, shape.gradient_dtype);
     if (shape.has_master) add(entry.master, STW_F32);
@@ -58,6 +59,10 @@ void ParameterJob::begin(StepPhase next)
     next_ordinal = 0;
     settled = 0;
     parked = nullptr;
+    if (next == StepPhase::kEarly) {
+        early_scale = step->scale;
+        for (Part *part : parts) part->early_states = part->states_used;
+    }
     if (next != StepPhase::kScan) return;
     scanned = {};
     for (Part *part : parts) part->sum = 0.0;
@@ -93,7 +98,7 @@ uint64_t ParameterJob::next_run() const
     if (phase == StepPhase::kScan) {
         return unit_run(shape.layouts[kGradient], begin, left, kScanBlockElements, block_bytes);
     }
-    const uint32_t n = shape.first_state() + part.states_used;
+    const uint32_t n = tensors_of(part);
     uint64_t run = common_run(shape.layouts, n, begin, left, block_bytes);
     while (run < left) {
         const uint64_t longer =
@@ -108,7 +113,8 @@ uint32_t ParameterJob::pieces_of(uint64_t begin, uint64_t elements, uint32_t ten
 {
     uint32_t pieces = 0;
     for (uint32_t i = 0; i < tensors; ++i)
-        pieces += count_pieces(shape.layouts[i], begin, elements, owner.pipeline.block_bytes);
+        pieces += count_pieces(shape.layouts[i], begin, elements, owner.pipeline.block_bytes) *
+                  (has_older_piece(*parts[part_cut], i) ? 2 : 1);
     return pieces;
 }
 
@@ -116,7 +122,7 @@ uint32_t ParameterJob::chunk_pieces() const
 {
     const uint64_t begin = parts[part_cut]->element_begin + element_cut;
     if (phase != StepPhase::kScan)
-        return pieces_of(begin, next_run(), shape.first_state() + parts[part_cut]->states_used);
+        return pieces_of(begin, next_run(), tensors_of(*parts[part_cut]));
     return count_pieces(shape.layouts[kGradient], begin, next_run(), owner.pipeline.block_bytes);
 }
 
@@ -152,7 +158,8 @@ void ParameterJob::cut_update(Chunk &chunk) const
     chunk.scans = false;
     chunk.piece_count = 0;
     const uint64_t block_bytes = owner.pipeline.block_bytes;
-    const uint32_t n = shape.first_state() + parts[chunk.part]->states_used;
+    const Part &part = *parts[chunk.part];
+    const uint32_t n = tensors_of(part);
     uint64_t done[kJobTensorsMax] = {};
     for (bool more = true; more;) {
         more = false;
@@ -161,7 +168,9 @@ void ParameterJob::cut_update(Chunk &chunk) const
             if (left == 0) continue;
             const uint64_t begin = chunk.element_begin + done[i];
             const uint64_t run = common_run(shape.layouts + i, 1, begin, left, block_bytes);
-            const Access access = i == kGradient ? Access::kRead : Access::kReadWrite;
+            const Access writes =
+                has_older_piece(part, i) && undoes ? Access::kWrite : Access::kReadWrite;
+            const Access access = i == kGradient ? Access::kRead : writes;
             const uint32_t at = chunk.piece_count++;
             STW_ASSERT(at < kPiecesMax);
             make_pieces(shape.layouts[i], access, begin, run, block_bytes, chunk.pieces + at, 1);
@@ -172,6 +181,14 @@ void ParameterJob::cut_update(Chunk &chunk) const
         }
     }
     STW_ASSERT(on_device() || chunk.piece_count == n);
+    for (uint32_t i = 0; i < n; ++i) {
+        if (!has_older_piece(part, i)) continue;
+        Layout layout = shape.layouts[i];
+        layout.tensor = older[i];
+        layout.pack_offset = 0;  // both have blocks of their own
+        make_pieces(layout, undoes ? Access::kRead : Access::kWrite, chunk.element_begin,
+                    chunk.element_count, block_bytes, chunk.pieces + chunk.piece_count++, 1);
+    }
 }
 
 // Sums are taken in the order of addresses; chunks that are completed before their turn are kept.
@@ -213,7 +230,7 @@ Status ParameterJob::refused(Status status)
 
 Status ParameterJob::opened()
 {
-    if (phase == StepPhase::kScan) return {};
+    if (phase == StepPhase::kScan || phase == StepPhase::kRestore) return {};
     Tiers &tiers = owner.pipeline.tiers;
     const TensorId parameter = shape.layouts[kParameter].tensor;
     if (tiers.contents(parameter) == Contents::kEmpty) {
@@ -236,8 +253,9 @@ Status ParameterJob::opened()
     const auto make =
         owner.torch_order ? kernels::make_torch_coefficients : kernels::make_coefficients;
     for (Part *part : parts) {
-        part->coefficients = make(static_cast<kernels::Algorithm>(owner.algorithm), part->hyper,
-                                  count + 1, step->scale);
+        part->coefficients =
+            make(static_cast<kernels::Algorithm>(owner.algorithm), part->hyper, count + 1,
+                 phase == StepPhase::kEarly ? early_scale : step->scale);
     }
     return {};
 }
@@ -251,6 +269,8 @@ Status ParameterJob::run(Chunk &chunk)
     }
     const Part &part = *parts[chunk.part];
     if (on_device()) return update_on_device(chunk, part);
+    copy_older(chunk, part);
+    if (phase == StepPhase::kRestore) return {};
     make_fresh(chunk, part);
     if (owner.custom.update != nullptr) return update_custom(chunk, part);
     update(chunk, part);
@@ -413,8 +433,8 @@ void ParameterJob::note_made()
 // Under the mutex, from prefer_job(): the analysis cannot see that through a virtual call.
 void ParameterJob::on_preferred() STW_NO_THREAD_ANALYSIS
 {
-    if (phase != StepPhase::kScan && phase != StepPhase::kVerdict) return;
-    if (step->demanded != kNotPreferred) return;
+    if (phase != StepPhase::kScan && !is_measured(phase)) return;
+    if (step->early || step->known || step->demanded != kNotPreferred) return;
     // This parameter's update waits for every scan of the step.
     step->demanded = preference;
     for (ParameterJob *job : owner.chosen) {
@@ -426,10 +446,11 @@ void ParameterJob::on_preferred() STW_NO_THREAD_ANALYSIS
 
 void ParameterJob::end()
 {
-    if (phase == StepPhase::kScan) {
-        end_scan();
-    } else {
-        end_update();
+    switch (phase) {
+    case StepPhase::kScan: end_scan(); break;
+    case StepPhase::kEarly: end_early(); break;
+    case StepPhase::kRestore: end_restore(); break;
+    default: end_update();
     }
 }
 
@@ -437,31 +458,43 @@ void ParameterJob::end_scan()
 {
     if (!error.ok()) owner.pipeline.report(shape.layouts[kGradient].tensor, error);
     const bool leaves = empty && error.ok();
-    bool last = false;
-    bool goes_ahead = false;
+    bool decided = false;
+    bool keeps = false;
     {
         MutexLock lock(owner.pipeline.mutex);
         owner.pipeline.chunks.give_back_all(parked);
         parked = nullptr;
         if (!error.ok() && step->verdict.ok()) step->verdict = error;
         phase = leaves ? StepPhase::kIdle : StepPhase::kVerdict;
-        last = --step->scans_left == 0;
-        if (last) goes_ahead = owner.decide(*step);
+        --step->scans_left;
+        if (!step->early) {
+            decided = step->scans_left == 0 && owner.decide(*step);
+        } else if (!leaves && error.ok() && may_be_early() && owner.goes_early()) {
+            phase = StepPhase::kKeep;
+            keeps = true;
+        } else if (!leaves) {
+            owner.park(*this);
+        }
     }
-    // The step exists until the last job has left it: this job leaves after those that it gives
-    // back, or is one of them.
-    if (last && !goes_ahead) Optimizer::Parts::give_back(*step);
+    // The step exists until the last job has left it: this job leaves after those that it lets go,
+    // or is one of them.
+    if (decided) Optimizer::Parts::let_go(*step);
     if (leaves) leave(false);
+    if (keeps) start_early();
+}
+
+void ParameterJob::note_versions()
+{
+    if (!shape.has_master) return;
+    parameter_version = owner.pipeline.tiers.version(shape.layouts[kParameter].tensor);
+    master_version = owner.pipeline.tiers.version(shape.layouts[kOthers].tensor);
 }
 
 void ParameterJob::end_update()
 {
     const bool updated = error.ok() && !empty;
     if (updated) note_made();
-    if (updated && shape.has_master) {
-        parameter_version = owner.pipeline.tiers.version(shape.layouts[kParameter].tensor);
-        master_version = owner.pipeline.tiers.version(shape.layouts[kOthers].tensor);
-    }
+    if (updated) note_versions();
     if (!error.ok()) tell_failure();
     {
         MutexLock lock(owner.pipeline.mutex);
@@ -499,10 +532,16 @@ void ParameterJob::tell_failure()
 
 void ParameterJob::leave(bool empties_gradient)
 {
-    TensorId tensors[kJobTensorsMax];
-    for (uint32_t i = 0; i < turn_count; ++i) tensors[i] = shape.layouts[i].tensor;
-    owner.pipeline.tiers.unclaim(claim, tensors, turn_count,
-                                 empties_gradient ? tensors[kGradient] : kNone);
+    TensorId tensors[2 * kJobTensorsMax];
+    uint32_t n = 0;
+    uint64_t emptied = empties_gradient ? uint64_t{1} << kGradient : 0;
+    for (; n < turn_count; ++n) tensors[n] = shape.layouts[n].tensor;
+    for (uint32_t i = 0; i < turn_count && claims_older; ++i) {
+        if (i == kGradient) continue;
+        emptied |= uint64_t{1} << n;
+        tensors[n++] = older[i];
+    }
+    owner.pipeline.tiers.unclaim(claim, tensors, n, emptied);
     MutexLock lock(owner.pipeline.mutex);
     phase = StepPhase::kIdle;
     owner.pipeline.retire(*this);

@@ -120,6 +120,8 @@ struct Job {
     // deleted after it.
     virtual void end() = 0;
 
+    [[nodiscard]] bool is_parked() const { return parked_at != kNone; }
+
     Turn turns[kJobTensorsMax];  // set before it is queued, not changed while it is
     uint32_t turn_count = 0;
     PlaceId place = kAnyCpuPlace;  // where it is worked on; set when it is claimed
@@ -131,8 +133,9 @@ struct Job {
     uint64_t sequence = 0;
     uint64_t preference = kNotPreferred;  // of the job: the order in which they were asked for
     uint64_t rank = kNotPreferred;        // of its present phase
-    bool ready = false;                   // in the set of jobs that may be cut
-    ReadyJobs::node_type node;            // of that set, while it is not in it: no allocation later
+    uint32_t parked_at = kNone;
+    bool ready = false;         // in the set of jobs that may be cut
+    ReadyJobs::node_type node;  // of that set, while it is not in it: no allocation later
     bool open = false;
     bool urgent = false;  // a call waits for this phase
     uint32_t in_flight = 0;
@@ -188,6 +191,9 @@ struct Pipeline::Parts {
     // Its tensors are unclaimed: the next in each queue moves up. job_gone() when its end is over.
     void retire(Job &job) STW_REQUIRES(mutex);
     void job_gone() STW_REQUIRES(mutex);
+    // It has its claim, and nothing to do until it is unparked; nobody waits for it.
+    void park(Job &job) STW_REQUIRES(mutex);
+    void unpark(Job &job) STW_REQUIRES(mutex);
 
     // measure.cpp: gradients that are measured by their writers
     uint64_t wants_measure(TensorId gradient, std::vector<ElementRange> &parts_out)
@@ -237,6 +243,8 @@ struct Pipeline::Parts {
     ChunkList begun STW_GUARDED_BY(mutex);    // on devices, in order
     uint32_t chunks_in_flight STW_GUARDED_BY(mutex) = 0;  // requested and not given back
     std::vector<Queue> queues STW_GUARDED_BY(mutex);      // by tensor
+    std::vector<Job *> parked STW_GUARDED_BY(mutex);      // room for all there are
+    uint32_t jobs_max STW_GUARDED_BY(mutex) = 0;          // that may be parked
     uint64_t next_sequence STW_GUARDED_BY(mutex) = 1;
     uint64_t next_preference STW_GUARDED_BY(mutex) = 0;
     uint64_t interrupted_ns STW_GUARDED_BY(mutex) = 0;  // waits that began up to then end

@@ -305,6 +305,11 @@ Status Pipeline::close(uint64_t timeout_ns)
         MutexLock lock(parts_->mutex);
         if (parts_->stopping) return {};
         parts_->closing = true;
+        while (!parts_->parked.empty()) {
+            Job &job = *parts_->parked.back();
+            parts_->unpark(job);
+            parts_->make_ready(job);
+        }
         parts_->work_ready.notify_all();
         const Waiter waiter = parts_->waiter(timeout_ns);
         while (parts_->totals.jobs > 0) STW_TRY(parts_->sleep(waiter));

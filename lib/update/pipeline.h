@@ -53,6 +53,8 @@ struct PipelineStats {
     uint64_t written_bytes = 0;
     uint64_t device_bytes = 0;  // of these three, what a device worked on
     uint64_t busy_ns = 0;       // arithmetic, of all threads together
+    uint64_t early = 0;         // parameters updated before their verdict
+    uint64_t undone = 0;        // others that were, and set back
     uint64_t failures = 0;      // tensors that missed an update or a sum
     uint64_t window_bytes = 0;  // in flight now
     uint64_t window_peak_bytes = 0;

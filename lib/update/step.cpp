@@ -6,6 +6,7 @@
 #include "lib/update/optimizer_parts.h"
 
 #include <algorithm>
+#include <bit>
 #include <cinttypes>
 #include <cmath>
 #include <limits>
@@ -14,8 +15,14 @@
 namespace stepwell::update {
 namespace {
 
-constexpr uint32_t kKnownFlags =
-    STW_UPDATE_SKIP_NONFINITE | STW_UPDATE_KEEP_GRADIENTS | STW_UPDATE_WAIT | STW_UPDATE_MEASURE;
+constexpr uint32_t kKnownFlags = STW_UPDATE_SKIP_NONFINITE | STW_UPDATE_KEEP_GRADIENTS |
+                                 STW_UPDATE_WAIT | STW_UPDATE_MEASURE | STW_UPDATE_SPECULATE;
+constexpr int kMissesMax = 4;  // of the last 64 verdicts: with more, early updates do not pay
+
+bool is_early(const StepOptions &options)
+{
+    return (options.flags & STW_UPDATE_SPECULATE) != 0;
+}
 
 struct Norm {
     double norm;
@@ -37,6 +44,7 @@ struct Norm {
 
 bool has_verdict(const StepOptions &options)
 {
+    if (is_early(options)) return false;
     return options.wants_verdict || options.clip_norm > 0.0 ||
            (options.flags & (STW_UPDATE_MEASURE | STW_UPDATE_SKIP_NONFINITE)) != 0;
 }
@@ -55,6 +63,12 @@ Status Optimizer::Parts::check_options(const StepOptions &options) const
                              "A step takes a finite gradient scale and a clip norm of 0 or more, "
                              "not %g and %g.",
                              options.gradient_scale, options.clip_norm);
+    }
+    const bool waits = (options.flags & (STW_UPDATE_WAIT | STW_UPDATE_MEASURE)) != 0;
+    if (is_early(options) && (options.wants_verdict || waits)) {
+        return Status::error(STW_ERROR_INVALID,
+                             "A speculative step has its verdict from the next step that is none: "
+                             "it takes no result_out, STW_UPDATE_WAIT or STW_UPDATE_MEASURE.");
     }
     if (options.norm_type != 0.0 && options.norm_type != 2.0 && options.norm_type != kInfinity) {
         return Status::error(STW_ERROR_INVALID, "A norm of type %g: 2 and infinity there are.",
@@ -113,13 +127,44 @@ Status Optimizer::Parts::check_groups() const
     return {};
 }
 
+// What early steps have begun the next one decides about, all of it; no wait would change that.
+Status Optimizer::Parts::check_early(const StepOptions &options) const
+{
+    if (early_steps == 0) return {};
+    if ((options.flags & STW_UPDATE_MEASURE) != 0) {
+        return Status::error(STW_ERROR_INVALID,
+                             "Parameters of this optimizer were updated speculatively: the next "
+                             "step is their verdict, and cannot be one that only measures.");
+    }
+    const bool all = options.parameters == nullptr;
+    const TensorId *const end = options.parameters + (all ? 0 : options.parameter_count);
+    for (const ParameterJob &job : jobs) {
+        if (job.step == nullptr || !job.step->early) continue;
+        const TensorId id = job.turns[ParameterJob::kParameter].tensor;
+        const bool named = all || std::find(options.parameters, end, id) != end;
+        if (named != is_early(options)) continue;
+        const char *what = named ? "waits for its verdict, the next step without "
+                                   "STW_UPDATE_SPECULATE"
+                                 : "is not named by this step, and the next one is the verdict of "
+                                   "all such parameters";
+        return Status::error(STW_ERROR_INVALID, "%s was updated speculatively and %s",
+                             parameter_text(job.name).c_str(), what);
+    }
+    return {};
+}
+
 // What a step may go on beside: others without a verdict that have none of its parameters. So an
-// optimizer has as many of them under way as it has parameters, at most.
+// optimizer has as many of them under way as it has parameters, at most. An early one goes on
+// beside the verdict of those before it, once that is known.
 bool Optimizer::Parts::may_begin(const StepOptions &options) const
 {
     if (active_steps == 0) return true;
-    if (has_verdict(options) || options.parameters == nullptr) return false;
-    if (last->active && last->scans) return false;
+    if (!is_early(options)) {
+        if (early_steps > 0) return active_steps == early_steps;
+        if (has_verdict(options) || options.parameters == nullptr) return false;
+    }
+    if (last->active && last->scans && !(is_early(options) && last->known)) return false;
+    if (options.parameters == nullptr) return false;
     for (uint32_t i = 0; i < options.parameter_count; ++i) {
         const ParameterJob *job = find(options.parameters[i]);
         if (job != nullptr && job->step != nullptr) return false;
@@ -139,54 +184,101 @@ Step &Optimizer::Parts::new_step()
     return *last;
 }
 
-void Optimizer::Parts::prepare(const StepOptions &options)
+// Results are those of the last one that is not early.
+Step &Optimizer::Parts::early_step()
 {
-    Step &step = new_step();
+    STW_ASSERT(!idle_steps.empty());
+    Step &step = *idle_steps.back();
+    idle_steps.pop_back();
+    step = Step();
+    return step;
+}
+
+Step &Optimizer::Parts::prepare(const StepOptions &options)
+{
+    const bool early = is_early(options);
+    Step &step = early ? early_step() : new_step();
+    step.early = early;
     step.asked = true;
     step.flags = options.flags;
-    step.scans = has_verdict(options);
+    // A step that others left parameters to is their verdict, whatever else is asked of it.
+    step.scans = early || has_verdict(options) || early_steps > 0;
     step.agreement = step.scans ? options.agreement : nullptr;
     if (step.agreement != nullptr) step.agreement->adopted = true;
     step.active = !chosen.empty() || step.agreement != nullptr;
     active_steps += step.active ? 1 : 0;
+    early_steps += early && step.active ? 1 : 0;
     step.scale = options.gradient_scale == 0.0 ? 1.0 : options.gradient_scale;
     step.clip_norm = options.clip_norm;
     step.infinity_norm = options.norm_type == kInfinity;
     const auto count = static_cast<uint32_t>(chosen.size());
     step.jobs_left = count + (step.agreement != nullptr ? 1 : 0);
-    step.scans_left = step.scans ? count : 0;
     step.result.updated = count;
     step.result.norm = std::numeric_limits<double>::quiet_NaN();
+    entering.clear();
     for (ParameterJob *job : chosen) {
-        job->step = &step;
-        job->begin(step.scans ? StepPhase::kScan : StepPhase::kUpdate);
-        for (Part *part : job->parts) {
-            part->hyper = hyper_of(part->group);
-            part->states_used = states_needed(part->hyper);
+        if (job->step != nullptr) {
+            take_over(*job, step);
+        } else {
+            enter(*job, step);
+            entering.push_back(job);
         }
-        pipeline.enqueue(*job);
-        job->urgent = options.wants_verdict && step.scans;
+        job->urgent = options.wants_verdict && job->phase == StepPhase::kScan;
     }
-    if (!chosen.empty()) return;
+    if (!chosen.empty()) return step;
     if (step.scans) {
         decide(step);
     } else {
         step.known = true;
     }
+    return step;
+}
+
+void Optimizer::Parts::enter(ParameterJob &job, Step &step)
+{
+    job.step = &step;
+    job.undoes = false;
+    job.begin(step.scans ? StepPhase::kScan : StepPhase::kUpdate);
+    step.scans_left += step.scans ? 1 : 0;
+    for (Part *part : job.parts) {
+        part->hyper = hyper_of(part->group);
+        part->judged_hyper = part->hyper;
+        part->states_used = states_needed(part->hyper);
+        part->early_states = 0;
+    }
+    pipeline.enqueue(job);
+    job.claims_older = step.early && job.has_older;
+}
+
+// From an early step, whatever it has come to.
+void Optimizer::Parts::take_over(ParameterJob &job, Step &step)
+{
+    for (Part *part : job.parts) part->judged_hyper = hyper_of(part->group);
+    if (job.phase == StepPhase::kScan) ++step.scans_left;
+    if (!job.error.ok() && step.verdict.ok()) step.verdict = job.error;
+    pipeline.unpark(job);
+    left(*std::exchange(job.step, &step));
+}
+
+// Until the verdict's step takes it over, nothing waits for it but that.
+void Optimizer::Parts::park(ParameterJob &job)
+{
+    job.open = job.phase == StepPhase::kUpdated;
+    pipeline.park(job);
+}
+
+bool Optimizer::Parts::goes_early() const
+{
+    return std::popcount(misses) <= kMissesMax;
 }
 
 // One claim for all tensors of the step, so that a fetch after this call sees all or nothing of it.
 Status Optimizer::Parts::begin(const StepOptions &options)
 {
-    tensors.clear();
-    gradients.clear();
-    for (const ParameterJob *job : chosen) {
-        for (uint32_t i = 0; i < job->turn_count; ++i) tensors.push_back(job->turns[i].tensor);
-        gradients.push_back(job->shape.layouts[ParameterJob::kGradient].tensor);
-    }
-    versions.assign(gradients.size(), 0);
-    places.assign(chosen.size(), kAnyCpuPlace);
-    const Step *gives_back = nullptr;
+    const bool early = is_early(options);
+    if (early && chosen.empty()) return {};
+    bool decided = false;
+    Step *step = nullptr;
     {
         MutexLock claiming(pipeline.claiming);
         {
@@ -194,47 +286,73 @@ Status Optimizer::Parts::begin(const StepOptions &options)
             if (pipeline.closing) {
                 return Status::error(STW_ERROR_CLOSED, "The runtime closes: no more steps.");
             }
-            prepare(options);
+            step = &prepare(options);
         }
         if (chosen.empty()) return {};
-        const ClaimId claim =
-            pipeline.tiers.claim(tensors.data(), static_cast<uint32_t>(tensors.size()));
-        if (pipeline.measures.load(std::memory_order_relaxed) > 0) {
-            pipeline.tiers.versions(claim, gradients.data(),
-                                    static_cast<uint32_t>(gradients.size()), versions.data());
-        }
-        // With the claim: a device whose room goes now waits for those that were told it is there.
-        for (size_t i = 0; pipeline.options.devices != nullptr && i < chosen.size(); ++i) {
-            places[i] = chosen[i]->find_place();
-        }
+        const ClaimId claim = entering.empty() ? 0 : claim_entering();
         MutexLock lock(pipeline.mutex);
-        if (activate(claim)) gives_back = last;
-        for (ParameterJob *job : chosen) pipeline.ask_measure(job->measure, options.wants_verdict);
+        decided = activate(*step, claim);
+        for (ParameterJob *job : entering)
+            pipeline.ask_measure(job->measure, options.wants_verdict || early);
     }
-    if (gives_back != nullptr) give_back(*gives_back);
+    if (decided) let_go(*step);
+    // Measured by those who wrote their gradients: nothing is left to wait for.
+    for (ParameterJob *job : keeping) job->start_early();
+    keeping.clear();
     pipeline.pump(1);
     return {};
 }
 
-// What was measured by its writers is not scanned. True when the verdict is known with that, and
-// nothing is updated.
-bool Optimizer::Parts::activate(ClaimId claim)
+ClaimId Optimizer::Parts::claim_entering()
 {
-    Step &step = *last;
-    uint32_t measured = 0;
-    for (size_t i = 0; i < chosen.size(); ++i) {
-        ParameterJob &job = *chosen[i];
+    tensors.clear();
+    gradients.clear();
+    for (const ParameterJob *job : entering) {
+        for (uint32_t i = 0; i < job->turn_count; ++i) {
+            tensors.push_back(job->turns[i].tensor);
+            if (job->claims_older && i != ParameterJob::kGradient) tensors.push_back(job->older[i]);
+        }
+        gradients.push_back(job->shape.layouts[ParameterJob::kGradient].tensor);
+    }
+    versions.assign(gradients.size(), 0);
+    places.assign(entering.size(), kAnyCpuPlace);
+    const ClaimId claim =
+        pipeline.tiers.claim(tensors.data(), static_cast<uint32_t>(tensors.size()));
+    if (pipeline.measures.load(std::memory_order_relaxed) > 0) {
+        pipeline.tiers.versions(claim, gradients.data(), static_cast<uint32_t>(gradients.size()),
+                                versions.data());
+    }
+    // With the claim: a device whose room goes now waits for those that were told it is there.
+    for (size_t i = 0; pipeline.options.devices != nullptr && i < entering.size(); ++i) {
+        places[i] = entering[i]->find_place();
+    }
+    return claim;
+}
+
+// What was measured by its writers is not scanned. True when the verdict is known with that, and
+// parameters leave.
+bool Optimizer::Parts::activate(Step &step, ClaimId claim)
+{
+    for (size_t i = 0; i < entering.size(); ++i) {
+        ParameterJob &job = *entering[i];
         pipeline.place_job(job, places[i]);
         job.claim = claim;
         job.claimed = true;
-        if (step.scans && job.take_measure(versions[i])) {
-            ++measured;
-        } else if (job.blocked == 0) {
-            pipeline.make_ready(job);
+        if (!step.scans || !job.take_measure(versions[i])) {
+            if (job.blocked == 0) pipeline.make_ready(job);
+            continue;
+        }
+        --step.scans_left;
+        if (!step.early) continue;
+        if (job.may_be_early() && goes_early()) {
+            job.phase = StepPhase::kKeep;
+            keeping.push_back(&job);
+        } else {
+            park(job);
         }
     }
-    step.scans_left -= measured;
-    return measured > 0 && step.scans_left == 0 && !decide(step);
+    const bool last = step.scans && !step.early && step.scans_left == 0;
+    return last && !step.decided && decide(step);
 }
 
 // -------------------------------------------------------------------------------- the verdict ----
@@ -247,7 +365,7 @@ Verdict Optimizer::Parts::measure(const Step &step) const
     mine.status = step.verdict;
     kernels::ScanResult all;
     for (size_t i = 0; i < parts.size(); ++i) {
-        if (part_jobs[i]->phase != StepPhase::kVerdict || !parts[i].counted) continue;
+        if (!is_measured(part_jobs[i]->phase) || !parts[i].counted) continue;
         mine.sum = kernels::combine_block_sums(mine.sum, &parts[i].sum, 1);
     }
     for (const ParameterJob *job : chosen) {
@@ -260,27 +378,53 @@ Verdict Optimizer::Parts::measure(const Step &step) const
 
 bool Optimizer::Parts::decide(Step &step)
 {
+    step.decided = true;
     uint32_t with_gradient = 0;
-    for (ParameterJob *job : chosen) {
-        if (job->phase != StepPhase::kVerdict) continue;
-        ++with_gradient;
-        job->next_undecided = step.undecided;
-        step.undecided = job;
-    }
+    for (const ParameterJob *job : chosen) with_gradient += is_measured(job->phase) ? 1 : 0;
     step.result.updated = with_gradient;
     const Verdict mine = measure(step);
     if (step.agreement == nullptr) return conclude(step, mine);
     step.agreement->publish(mine);
-    return true;
+    return false;
 }
 
-// Of all ranks, or of the one that there is. False: nothing is updated.
+// Of all ranks, or of the one that there is.
 bool Optimizer::Parts::conclude(Step &step, const Verdict &all)
 {
     step.gives_back = !go_ahead(step, all);
     step.known = true;
+    const bool missed = step.gives_back || step.result.clip_coefficient != 1.0;
+    if ((step.flags & STW_UPDATE_MEASURE) == 0) misses = misses << 1 | (missed ? 1 : 0);
+    for (ParameterJob *job : chosen) {
+        if (job->step != &step || !apply(*job, step)) continue;
+        job->next_leaving = step.leaving;
+        step.leaving = job;
+    }
     pipeline.changed.notify_all();
-    return !step.gives_back;
+    return step.leaving != nullptr;
+}
+
+bool Optimizer::Parts::apply(ParameterJob &job, Step &step)
+{
+    const bool was_early = job.phase == StepPhase::kUpdated;
+    if (!was_early && job.phase != StepPhase::kVerdict) return false;
+    if (step.gives_back && !was_early) return true;
+    if (!step.gives_back && was_early && job.judged_alike()) {
+        ++step.result.early;
+        ++pipeline.totals.early;
+        return true;
+    }
+    for (Part *part : job.parts) {
+        part->hyper = part->judged_hyper;
+        part->states_used = states_needed(part->hyper);
+    }
+    job.undoes = was_early;
+    step.result.undone += was_early ? 1 : 0;
+    pipeline.totals.undone += was_early ? 1 : 0;
+    job.begin(step.gives_back ? StepPhase::kRestore : StepPhase::kUpdate);
+    pipeline.set_rank(job, job.preference);
+    pipeline.make_ready(job);
+    return false;
 }
 
 bool Optimizer::Parts::go_ahead(Step &step, const Verdict &all)
@@ -304,28 +448,17 @@ bool Optimizer::Parts::go_ahead(Step &step, const Verdict &all)
         return false;
     }
     step.result.updated = with_gradient;
-    start_updates();
     return with_gradient > 0;
 }
 
-void Optimizer::Parts::start_updates()
+// Those that leave with the verdict: measured only, skipped, a gradient that could not be read, or
+// an early update that the verdict accepts.
+void Optimizer::Parts::let_go(const Step &step)
 {
-    for (ParameterJob *job : chosen) {
-        if (job->phase != StepPhase::kVerdict) continue;
-        job->begin(StepPhase::kUpdate);
-        pipeline.set_rank(*job, job->preference);
-        pipeline.make_ready(*job);
-    }
-}
-
-// Nothing is updated: measured only, skipped, or a gradient that could not be read.
-void Optimizer::Parts::give_back(const Step &step)
-{
-    const bool empties = step.result.skipped && (step.flags & STW_UPDATE_KEEP_GRADIENTS) == 0;
     // The step ends with the last one to leave, and the next may begin: nothing is read after.
-    for (ParameterJob *job = step.undecided; job != nullptr;) {
-        ParameterJob *next = job->next_undecided;
-        job->leave(empties);
+    for (ParameterJob *job = step.leaving; job != nullptr;) {
+        ParameterJob *next = job->next_leaving;
+        job->leave_decided();
         job = next;
     }
 }
@@ -338,6 +471,7 @@ void Optimizer::Parts::left(Step &step)
         step.active = false;
         step.known = true;
         --active_steps;
+        early_steps -= step.early ? 1 : 0;
         if (&step != last) idle_steps.push_back(&step);
     }
     pipeline.changed.notify_all();  // a call may wait for the step, or for that parameter
@@ -359,10 +493,15 @@ Status Optimizer::step(const StepOptions &options, StepResult *result_out)
     {
         MutexLock lock(parts_->pipeline.mutex);
         waiter = parts_->pipeline.waiter(options.timeout_ns);
+        STW_TRY(parts_->check_early(options));
         while (!parts_->may_begin(options)) STW_TRY(parts_->pipeline.sleep(waiter));
     }
     STW_TRY(parts_->select(options));
     if ((options.flags & STW_UPDATE_MEASURE) == 0) STW_TRY(parts_->check_groups());
+    if (is_early(options)) {
+        for (ParameterJob *job : parts_->chosen) job->make_older();
+        return parts_->begin(options);
+    }
     STW_TRY(parts_->begin(options));
     MutexLock lock(parts_->pipeline.mutex);
     const Step &step = *parts_->last;
@@ -392,7 +531,11 @@ Status Optimizer::wait(uint64_t timeout_ns)
 {
     MutexLock lock(parts_->pipeline.mutex);
     const Waiter waiter = parts_->pipeline.waiter(timeout_ns);
-    while (parts_->active_steps > 0) STW_TRY(parts_->pipeline.sleep(waiter));
+    const auto works = [](const ParameterJob &job) {
+        return job.step != nullptr && !job.is_parked();
+    };
+    while (std::any_of(parts_->jobs.begin(), parts_->jobs.end(), works))
+        STW_TRY(parts_->pipeline.sleep(waiter));
     return {};
 }
 
@@ -402,13 +545,13 @@ void Optimizer::agreed(const Verdict &all)
 {
     Pipeline::Parts &pipeline = parts_->pipeline;
     Step *step = nullptr;
-    bool goes_ahead = false;
+    bool decided = false;
     {
         MutexLock lock(parts_->pipeline.mutex);
         step = parts_->last;
-        goes_ahead = parts_->conclude(*step, all);
+        decided = parts_->conclude(*step, all);
     }
-    if (!goes_ahead) Parts::give_back(*step);
+    if (decided) Parts::let_go(*step);
     {
         MutexLock lock(parts_->pipeline.mutex);
         step->agreement = nullptr;
@@ -423,10 +566,19 @@ bool Optimizer::pending() const
     return parts_->active_steps > 0;
 }
 
+const char *Optimizer::awaits_verdict() const
+{
+    MutexLock lock(parts_->pipeline.mutex);
+    for (const ParameterJob &job : parts_->jobs) {
+        if (job.step != nullptr && job.step->early) return job.name;
+    }
+    return nullptr;
+}
+
 bool Optimizer::may_begin(const StepOptions &options) const
 {
     MutexLock lock(parts_->pipeline.mutex);
-    return parts_->may_begin(options);
+    return !parts_->check_early(options).ok() || parts_->may_begin(options);
 }
 
 }  // namespace stepwell::update

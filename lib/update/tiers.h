@@ -46,9 +46,9 @@ public:
     // first served. No tensor is named twice. Never blocks.
     virtual ClaimId claim(const TensorId *tensors, uint32_t n) = 0;
     // The tensors are done: others may have them. No piece of one is out. Also of a claim that was
-    // not served yet. The contents of `emptied`, one of them (a used gradient), become EMPTY in the
-    // same step; kNone: of none. One call for all that a piece of work gives back at once.
-    virtual void unclaim(ClaimId claim, const TensorId *tensors, uint32_t n, TensorId emptied) = 0;
+    // not served yet. Where bit i of `emptied` is set (a used gradient), the contents of tensor i
+    // become EMPTY in the same step. One call for all that a piece of work gives back at once.
+    virtual void unclaim(ClaimId claim, const TensorId *tensors, uint32_t n, uint64_t emptied) = 0;
     // The contents cannot be trusted any more: whoever names the tensor is told the cause. Comes
     // after the last release of a piece of it and before the unclaim.
     virtual void fail(TensorId tensor, const Status &cause) = 0;
@@ -67,6 +67,17 @@ public:
     // all, right after the claim.
     virtual void versions(ClaimId claim, const TensorId *tensors, uint32_t n,
                           uint64_t *versions_out) = 0;
+
+    // A tensor for what is in another one before a step that may be undone: as large, EMPTY, known
+    // to the caller alone. kNone: there is no room for it, or the other one shares its blocks.
+    virtual TensorId make_older(TensorId tensor) = 0;
+    virtual void drop_older(TensorId older) = 0;
+    // Of n tensors and their older ones under one claim, up to its end: what is written under it
+    // leaves the contents from before in older[i], without a transfer. Where bit i of copies_out is
+    // set that cannot be, and whoever writes copies first. False: there is no room for such copies,
+    // and nothing is kept.
+    virtual bool keep_older(const TensorId *tensors, const TensorId *older, uint32_t n,
+                            uint64_t *copies_out) = 0;
 
     // All pieces or none, at a device, or with kAnyCpuPlace where the CPU can work on them
     // (wherever resident, else the host tier). `done` comes exactly once. Waits for earlier claims,

@@ -118,6 +118,27 @@ void Pipeline::Parts::retire(Job &job)
     }
 }
 
+void Pipeline::Parts::park(Job &job)
+{
+    if (closing) {
+        make_ready(job);
+        return;
+    }
+    job.parked_at = static_cast<uint32_t>(parked.size());
+    parked.push_back(&job);
+    job_gone();
+}
+
+void Pipeline::Parts::unpark(Job &job)
+{
+    if (!job.is_parked()) return;
+    parked.back()->parked_at = job.parked_at;
+    parked[job.parked_at] = parked.back();
+    parked.pop_back();
+    job.parked_at = kNone;
+    ++totals.jobs;
+}
+
 void Pipeline::Parts::job_gone()
 {
     STW_ASSERT(totals.jobs > 0);

@@ -66,7 +66,7 @@ def report():
                  "stall_ns": 20 * MS}
     return {
         "format": 1, "runtime": HOSTILE, "version": "0.1.0", "block_bytes": 2 * MIB,
-        "elapsed_ns": 12_345 * MS, "threads": 2,
+        "elapsed_ns": 12_345 * MS, "threads": 2, "update": {"early": 4321, "undone": 17},
         "tiers": [{**tier, "tier": name} for name in ("device", "host", "nvme")],
         "links": [{**link, "link": name, "bytes": (i + 1) * 123 * MIB}
                   for i, name in enumerate(LINKS[:6])],
@@ -229,6 +229,14 @@ class Page(unittest.TestCase):
         self.assertGreater(len(pairs), 200)
         for exact, words in pairs:
             self.assertIn(words, words_of(float(exact)) | {exact}, exact)
+
+    def test_updates_before_their_verdict_are_said(self):
+        self.show(report())
+        numbers = self.value("""[...document.querySelectorAll('#facts data')]
+                                .map((data) => Number(data.value))""")
+        self.assertEqual(numbers[-2:], [4321, 17])
+        self.show({**report(), "update": {"early": 0, "undone": 0}})
+        self.assertNotIn("verdict", self.value("document.getElementById('facts').textContent"))
 
     def test_the_summary_is_that_of_the_step_in_the_middle(self):
         data = report()

@@ -226,6 +226,29 @@ class Optimizers(support.Machine):
         self.assertEqual(first.read().tolist(), second.read().tolist())
         self.assertEqual((optimizer.count(first), optimizer.count(second)), (1, 1))
 
+    def test_a_speculative_step_stands_or_is_set_back_by_its_verdict(self):
+        (early, gradient), (late, other) = [self.pair(name) for name in ("a", "b")]
+        optimizers = []
+        for weights, gradients in ((early, gradient), (late, other)):
+            optimizers.append(self.runtime.sgd(stepwell.Hyper(lr=0.5, momentum=0.5)))
+            optimizers[-1].add(weights, gradients)
+        for clip_norm, stands in ((1e6, 0), (1e6, 1), (0.5, 0)):
+            for gradients in (gradient, other):
+                gradients.fill(0.5)
+            self.assertIsNone(optimizers[0].step([early], speculate=True))
+            self.runtime.drain()
+            result = optimizers[0].step(clip_norm=clip_norm)
+            expected = optimizers[1].step(clip_norm=clip_norm)
+            self.assertEqual(result.norm, expected.norm)
+            self.assertEqual(result.updated, 1)
+            self.runtime.drain()
+            self.assertEqual(bytes(early.read(bytearray(early.nbytes))),
+                             bytes(late.read(bytearray(late.nbytes))))
+            self.assertEqual(expected.early + expected.undone, 0)
+            if stands:
+                self.assertEqual((result.early, result.undone), (1, 0))
+        self.assertEqual(result.undone, 1)
+
     def test_every_algorithm_has_its_states(self):
         states = {"adamw": ("exp_avg", "exp_avg_sq"), "adam": ("exp_avg", "exp_avg_sq"),
                   "sgd": ("momentum",), "adagrad": ("sum",), "lion": ("exp_avg",)}

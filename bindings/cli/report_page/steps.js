@@ -8,6 +8,13 @@ document.getElementById('facts').append(
     'Stepwell ' + run.version + ', open for ', value(run.elapsed_ns, time(run.elapsed_ns)),
     ', blocks of ', value(run.block_bytes, bytes(run.block_bytes)), ', ',
     value(run.threads, count(run.threads)), ' update threads.');
+const early = run.update ?? {early: 0, undone: 0};
+if (early.early + early.undone > 0) {
+    document.getElementById('facts').append(
+        ' Before their verdict came ', value(early.early, count(early.early)),
+        ' updates of parameters that stood, and ', value(early.undone, count(early.undone)),
+        ' that were set back and made again.');
+}
 
 const phases = run.phases.filter((phase) => phase.steps > 0);
 const stepsOf = (phase) =>

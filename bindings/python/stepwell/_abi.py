@@ -183,6 +183,7 @@ STW_UPDATE_SKIP_NONFINITE = 1
 STW_UPDATE_KEEP_GRADIENTS = 2
 STW_UPDATE_WAIT = 4
 STW_UPDATE_MEASURE = 8
+STW_UPDATE_SPECULATE = 16
 STW_PLAN_ADVICE_GROUP_MICRO_BATCHES = 1
 STW_PLAN_ADVICE_REVERSE_UPDATE = 2
 STW_LINK_NVME_TO_HOST = 1
@@ -606,6 +607,8 @@ class stw_update_result(Struct):
         ("nonfinite", c_uint64),
         ("updated", c_uint64),
         ("without_gradient", c_uint64),
+        ("early", c_uint64),
+        ("undone", c_uint64),
     ]
 
 

@@ -93,11 +93,13 @@ class UpdateResult(NamedTuple):
     nonfinite: int
     updated: int
     without_gradient: int
+    early: int = 0   # of `updated`: before the verdict
+    undone: int = 0  # updated before it and set back, since it was another one
 
     @classmethod
     def _of(cls, result: _abi.stw_update_result) -> "UpdateResult":
         return cls(bool(result.skipped), result.norm, result.clip_coefficient, result.nonfinite,
-                   result.updated, result.without_gradient)
+                   result.updated, result.without_gradient, result.early, result.undone)
 
 
 class Optimizer:
@@ -178,17 +180,23 @@ class Optimizer:
     def step(self, parameters: Optional[Sequence[Tensor]] = None, *, scale: float = 1.0,
              clip_norm: float = 0.0, norm_type: float = 2.0, skip_nonfinite: bool = False,
              keep_gradients: bool = False, wait: bool = False, measure: bool = False,
-             verdict: bool = True, timeout: Optional[float] = None) -> Optional[UpdateResult]:
+             verdict: bool = True, speculate: bool = False,
+             timeout: Optional[float] = None) -> Optional[UpdateResult]:
         """Update parameters from their gradients; the update continues after the call.
 
         verdict: wait until norm and skip are known, and return them. With False it returns None,
         and without clipping and skipping it returns at once: it waits only for earlier steps that
         include one of these parameters, so it can be called for each parameter when its gradient is
         complete. wait: wait until the update is complete. measure: compute only the norm.
+        speculate: update before the verdict, which is the next step's that does not speculate, and
+        names all such parameters; where it comes to another update, they are set back first. For
+        each parameter when its gradient is complete; returns None, at once.
         """
+        verdict = verdict and not speculate
         flags = (_abi.STW_UPDATE_SKIP_NONFINITE * skip_nonfinite
                  | _abi.STW_UPDATE_KEEP_GRADIENTS * keep_gradients
-                 | _abi.STW_UPDATE_WAIT * wait | _abi.STW_UPDATE_MEASURE * measure)
+                 | _abi.STW_UPDATE_WAIT * wait | _abi.STW_UPDATE_MEASURE * measure
+                 | _abi.STW_UPDATE_SPECULATE * speculate)
         if scale == 0 or not math.isfinite(scale):
             raise ValueError(f"a scale of {scale}")
         options = _abi.stw_update_options.initial(

@@ -220,7 +220,7 @@ void Steps::empty_behind(residency::TensorId tensor)
         [](void *user, const Status &status, uint64_t ticket, void *const *) {
             auto *mine = static_cast<Emptying *>(user);
             if (status.ok()) mine->pieces->release(ticket, 0);
-            mine->pieces->unclaim(mine->claim, &mine->tensor, 1, mine->tensor);
+            mine->pieces->unclaim(mine->claim, &mine->tensor, 1, 1);
             delete mine;
         },
         work);

@@ -169,7 +169,7 @@ Status ChunkCopies::each_chunk(stw_tensor *tensor, residency::Access access, boo
             core.fail(tensor->id, half_written(*tensor, status));
         }
     });
-    if (exclusive) pieces_.unclaim(copy.claim, &tensor->id, 1, residency::kNone);
+    if (exclusive) pieces_.unclaim(copy.claim, &tensor->id, 1, 0);
     sleepers_.log_timeout(status);
     return status;
 }

@@ -104,6 +104,23 @@ Status Commits::durable_view_open()
     return {};
 }
 
+Status Commits::update_without_verdict()
+{
+    for (OptimizerBody *body : live_optimizers()) {
+        MutexLock changes(body->changes);
+        const char *parameter = body->optimizer ? body->optimizer->awaits_verdict() : nullptr;
+        if (!parameter) continue;
+        Status status = Status::error(STW_ERROR_BUSY,
+                                      "%s was updated speculatively by optimizer '%s', so its "
+                                      "contents in a generation are not settled; take a step "
+                                      "without STW_UPDATE_SPECULATE, its verdict, first",
+                                      parameter_text(parameter).c_str(), body->name.c_str());
+        status.mutable_detail().tensor = parameter;
+        return status;
+    }
+    return {};
+}
+
 // Called by the program's thread: anything asked for later is ordered after this claim and, on
 // every rank, after this collective.
 Status Commits::begin_commit(const std::shared_ptr<CommitWork> &work)
@@ -126,7 +143,7 @@ Status Commits::begin_commit(const std::shared_ptr<CommitWork> &work)
             if (tensor->flags & STW_TENSOR_DURABLE) work->tensors.push_back(tensor);
         }
         restored_.durable->tensors.commits = true;
-        work->cause = durable_view_open();
+        if (work->cause.ok()) work->cause = durable_view_open();
         restored_.note_left_out(work.get());
         if (work->cause.ok()) work->claim = core.claim(true);
         for (const stw_tensor *tensor : work->tensors) {
@@ -155,6 +172,7 @@ Status Commits::commit(const stw_commit_options &options, uint64_t *generation_o
     work->deadline = dispatch_.deadline(begin, options.timeout_ns);
     // Owed zeros in shared blocks are contents too, so they are written first.
     STW_TRY(zeros_.write_all_zeros());
+    work->cause = update_without_verdict();
     STW_TRY(begin_commit(work));
     if (!machine_.ranks) {
         run_commit(*work);
@@ -328,13 +346,20 @@ store::StoredTensor Commits::describe_stored(const stw_tensor &tensor, bool empt
     return stored;
 }
 
-std::vector<OptimizerBody *> Commits::durable_optimizers()
+std::vector<OptimizerBody *> Commits::live_optimizers()
 {
     std::vector<OptimizerBody *> bodies;
     MutexLock lock(dispatch_.mutex());
     for (const std::unique_ptr<OptimizerBody> &body : optimizers_.bodies) {
-        if (body->durable && body->handle) bodies.push_back(body.get());
+        if (body->handle) bodies.push_back(body.get());
     }
+    return bodies;
+}
+
+std::vector<OptimizerBody *> Commits::durable_optimizers()
+{
+    std::vector<OptimizerBody *> bodies = live_optimizers();
+    std::erase_if(bodies, [](const OptimizerBody *body) { return !body->durable; });
     return bodies;
 }
 

@@ -54,6 +54,8 @@ private:
     void run_commit(CommitWork &work);
     Status begin_commit(const std::shared_ptr<CommitWork> &work);
     [[nodiscard]] Status durable_view_open();
+    [[nodiscard]] Status update_without_verdict();
+    std::vector<OptimizerBody *> live_optimizers();
     Status commit_over_ranks(CommitWork &work);
     Result<store::Manifest> write_generation(CommitWork &work, uint32_t set);
     Status await_claims(const CommitWork &work);

@@ -60,8 +60,9 @@ public:
         {ground},
         {ground, addresses.table, tensors.buffers, tensors.zeros, tensors.registry, views.streams},
         {ground, views.streams, views.ends}};
-    UpdatesRoom updates{{ground, tensors.placement, views.streams},
-                        {ground, addresses.table, views.sleepers, updates.devices}};
+    UpdatesRoom updates{
+        {ground, tensors.placement, views.streams},
+        {ground, addresses.table, tensors.buffers, views.sleepers, updates.devices}};
     CopiesRoom copies{{ground, addresses.table, restored, tensors.placement, tensors.zeros,
                        tensors.registry, views.sleepers, updates.pieces},
                       {ground, addresses.table, tensors.placement, tensors.buffers, tensors.zeros,

@@ -207,6 +207,12 @@ std::vector<stw_tensor *> OptimizerTable::held_by(const OptimizerBody &body) con
 Status OptimizerTable::destroy_optimizer(stw_optimizer *optimizer)
 {
     OptimizerBody &body = body_of(optimizer);
+    if (const char *parameter = body.optimizer->awaits_verdict()) {
+        return Status::error(STW_ERROR_BUSY,
+                             "%s of optimizer '%s' was updated speculatively; take a step without "
+                             "STW_UPDATE_SPECULATE, its verdict",
+                             parameter_text(parameter).c_str(), body.name.c_str());
+    }
     if (body.optimizer->pending()) {
         return Status::error(STW_ERROR_BUSY,
                              "optimizer '%s' has a step under way; wait for it with "
@@ -525,6 +531,8 @@ void fill_result(const update::StepResult &from, stw_update_result *result_out)
     result.nonfinite = from.nonfinite;
     result.updated = from.updated;
     result.without_gradient = from.without_gradient;
+    result.early = from.early;
+    result.undone = from.undone;
     result.struct_size = std::min<uint32_t>(result_out->struct_size, sizeof result);
     std::memcpy(result_out, &result, result.struct_size);
 }

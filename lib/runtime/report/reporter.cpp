@@ -282,6 +282,8 @@ void Reporter::fill_report(report::ReportData &data)
     MutexLock lock(dispatch_.mutex());
     data.update = optimizers_.updates;
     data.update.chunks = update.chunks;
+    data.update.early = update.early;
+    data.update.undone = update.undone;
     data.update.bytes = update.read_bytes + update.written_bytes;
     data.update.busy_ns = update.busy_ns;
     data.update.threads = optimizers_.update_threads;

@@ -24,6 +24,11 @@ Result<TensorId> PrivateBuffers::make_buffer(const stw_tensor &tensor, uint64_t 
     spec.role = STW_ROLE_GRAD;
     spec.no_packing = true;
     spec.policy = placement_.default_policy(STW_ROLE_GRAD);
+    return make(spec);
+}
+
+Result<TensorId> PrivateBuffers::make(const residency::TensorSpec &spec)
+{
     STW_TRY(metadata_.metadata_room(spec));
     metadata_.prepare_tables(spec);
     Result<TensorId> made = dispatch_.core.create(spec);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Private buffers of views that sum or convert: created, added to their gradient, destroyed.
+// Tensors of the library's own: buffers of views that sum or convert, which are created, added to
+// their gradient and destroyed, and older contents of tensors.
 #pragma once
 
 #include "lib/residency/types.h"
@@ -34,6 +35,7 @@ public:
                   residency::TensorId sum, collective::Range range, uint64_t sum_elements);
     Result<residency::TensorId> make_buffer(const stw_tensor &tensor, uint64_t bytes)
         STW_REQUIRES(runtime_lock);
+    Result<residency::TensorId> make(const residency::TensorSpec &spec) STW_REQUIRES(runtime_lock);
 
 private:
     AddressTable &addresses_;

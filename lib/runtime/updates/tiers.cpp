@@ -7,6 +7,7 @@
 #include "lib/runtime/addresses/addresses.h"
 #include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/recording/recorder.h"
+#include "lib/runtime/tensors/buffers.h"
 #include "lib/runtime/updates/devices.h"
 #include "lib/runtime/updates/piece_fetch.h"
 #include "lib/runtime/views/sleepers.h"
@@ -45,12 +46,14 @@ residency::ClaimId TierAccess::claim_alone(residency::TensorId tensor)
 }
 
 void TierAccess::unclaim(residency::ClaimId claim, const residency::TensorId *tensors, uint32_t n,
-                         residency::TensorId emptied)
+                         uint64_t emptied)
 {
     dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         for (uint32_t i = 0; i < n; ++i) {
-            core.unclaim_tensor(claim, tensors[i], tensors[i] == emptied, out);
-            if (tensors[i] == emptied) recorder_.note_discard(schedule::Lane::kUpdate, emptied);
+            const bool empties = (emptied >> i & 1) != 0;
+            core.unclaim_tensor(claim, tensors[i], empties, out);
+            if (empties && handles_.at(tensors[i]) != nullptr)
+                recorder_.note_discard(schedule::Lane::kUpdate, tensors[i]);
         }
         recorder_.plan_due = true;  // plans skip tensors that are claimed
     });
@@ -93,6 +96,53 @@ uint64_t TierAccess::version(residency::TensorId tensor)
 {
     MutexLock lock(dispatch_.mutex());
     return dispatch_.core.version(tensor);
+}
+
+residency::TensorId TierAccess::make_older(residency::TensorId tensor)
+{
+    MutexLock lock(dispatch_.mutex());
+    if (dispatch_.core.blocks_of(tensor).shares) return residency::kNone;
+    const residency::TensorSpec &of = dispatch_.core.spec(tensor);
+    residency::TensorSpec spec;
+    spec.name = of.name;
+    spec.bytes = of.bytes;
+    spec.role = of.role;
+    spec.no_packing = true;
+    spec.policy = of.policy;
+    Result<residency::TensorId> made = buffers_.make(spec);
+    return made.ok() ? made.value() : residency::TensorId{residency::kNone};
+}
+
+void TierAccess::drop_older(residency::TensorId older)
+{
+    buffers_.drop_scratch(older);
+}
+
+// A tensor that is all at nvme leaves its older contents in the slots that they have there; of
+// another one they are copied in memory, where that is the smaller part or there is free room.
+bool TierAccess::keep_older(const residency::TensorId *tensors, const residency::TensorId *older,
+                            uint32_t n, uint64_t *copies_out)
+{
+    const residency::PlaceId nvme = machine_.tiers.nvme();
+    MutexLock lock(dispatch_.mutex());
+    Core &core = dispatch_.core;
+    uint64_t copies = 0;
+    uint64_t copied_bytes = 0;
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < n; ++i) {
+        const uint64_t its_bytes = core.spec(tensors[i]).bytes;
+        bytes += its_bytes;
+        if ((core.residence(tensors[i]) >> nvme & 1) != 0) continue;
+        copies |= uint64_t{1} << i;
+        copied_bytes += its_bytes;
+    }
+    const bool small = copied_bytes * 2 <= bytes;
+    if (!small && copied_bytes > core.free_bytes(machine_.tiers.host())) return false;
+    for (uint32_t i = 0; i < n; ++i) {
+        if ((copies >> i & 1) == 0) core.keep_older(tensors[i], older[i]);
+    }
+    *copies_out = copies;
+    return true;
 }
 
 void TierAccess::fetch(residency::ClaimId claim, const update::Piece *pieces, uint32_t n,

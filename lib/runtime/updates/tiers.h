@@ -9,15 +9,17 @@
 namespace stepwell {
 
 class AddressTable;
+class PrivateBuffers;
 class Sleepers;
 class DeviceUpdates;
 
 class TierAccess final : public update::Tiers, Grounded {
 public:
-    TierAccess(const Ground &ground, AddressTable &addresses, Sleepers &sleepers,
-               DeviceUpdates &device_updates)
+    TierAccess(const Ground &ground, AddressTable &addresses, PrivateBuffers &buffers,
+               Sleepers &sleepers, DeviceUpdates &device_updates)
         : Grounded(ground),
           addresses_(addresses),
+          buffers_(buffers),
           sleepers_(sleepers),
           device_updates_(device_updates)
     {
@@ -25,13 +27,17 @@ public:
 
     residency::ClaimId claim(const residency::TensorId *tensors, uint32_t n) override;
     void unclaim(residency::ClaimId claim, const residency::TensorId *tensors, uint32_t n,
-                 residency::TensorId emptied) override;
+                 uint64_t emptied) override;
     void fail(residency::TensorId tensor, const Status &cause) override;
     void miss(residency::TensorId tensor, const Status &cause) override;
     void versions(residency::ClaimId claim, const residency::TensorId *tensors, uint32_t n,
                   uint64_t *versions_out) override;
     residency::Contents contents(residency::TensorId tensor) override;
     uint64_t version(residency::TensorId tensor) override;
+    residency::TensorId make_older(residency::TensorId tensor) override;
+    void drop_older(residency::TensorId older) override;
+    bool keep_older(const residency::TensorId *tensors, const residency::TensorId *older,
+                    uint32_t n, uint64_t *copies_out) override;
     void fetch(residency::ClaimId claim, const update::Piece *pieces, uint32_t n,
                residency::PlaceId place, residency::Class urgency, update::FetchDone done,
                void *user) override;
@@ -44,6 +50,7 @@ public:
 
 private:
     AddressTable &addresses_;
+    PrivateBuffers &buffers_;
     Sleepers &sleepers_;
     DeviceUpdates &device_updates_;
 };

@@ -29,7 +29,6 @@ TensorId FakeTiers::create(uint64_t bytes, uint64_t pack_offset, bool reads_zero
     Tensor &tensor = tensors_.emplace_back();
     tensor.bytes.resize(bytes);
     tensor.pack_offset = pack_offset;
-    offsets_.push_back(pack_offset);
     if (reads_zero) {
         tensor.contents = Contents::kValid;
         ++tensor.version;
@@ -184,7 +183,8 @@ void FakeTiers::fault(const std::string &text)
 
 uint64_t FakeTiers::pack_offset(TensorId tensor) const
 {
-    return offsets_[tensor];
+    MutexLock lock(mutex_);
+    return tensors_[tensor].pack_offset;
 }
 
 // ------------------------------------------------------------------------------------- claims ----
@@ -212,18 +212,19 @@ void FakeTiers::leave(ClaimId claim, TensorId id, bool empties)
     }
     if (tensor.out > 0) fault("a tensor is unclaimed while pieces of it are out");
     tensor.claims.erase(mine);
+    tensor.older = kNone;
     if (empties) poison(tensor);
     events_.push_back(
         {empties ? Event::kUnclaimEmpty : Event::kUnclaim, id, 0, residency::Class::kIdle, 0});
     changed_.notify_all();
 }
 
-void FakeTiers::unclaim(ClaimId claim, const TensorId *tensors, uint32_t n, TensorId emptied)
+void FakeTiers::unclaim(ClaimId claim, const TensorId *tensors, uint32_t n, uint64_t emptied)
 {
     {
         MutexLock lock(mutex_);
         ++unclaims_;
-        for (uint32_t i = 0; i < n; ++i) leave(claim, tensors[i], tensors[i] == emptied);
+        for (uint32_t i = 0; i < n; ++i) leave(claim, tensors[i], (emptied >> i & 1) != 0);
     }
     answer_inline();
 }
@@ -269,6 +270,79 @@ Contents FakeTiers::contents(TensorId tensor)
 {
     MutexLock lock(mutex_);
     return tensors_[tensor].contents;
+}
+
+void FakeTiers::set_older(bool room, bool copies)
+{
+    MutexLock lock(mutex_);
+    older_room_ = room;
+    older_copies_ = copies;
+}
+
+uint32_t FakeTiers::olders()
+{
+    MutexLock lock(mutex_);
+    return olders_;
+}
+
+// One that shares its blocks, as all that do not begin one do here, has none.
+TensorId FakeTiers::make_older(TensorId tensor)
+{
+    uint64_t bytes = 0;
+    {
+        MutexLock lock(mutex_);
+        if (!older_room_ || tensors_[tensor].pack_offset != 0) return kNone;
+        bytes = tensors_[tensor].bytes.size();
+        ++olders_;
+    }
+    return create(bytes, 0, false);
+}
+
+void FakeTiers::drop_older(TensorId older)
+{
+    MutexLock lock(mutex_);
+    Tensor &tensor = tensors_[older];
+    if (tensor.dropped || !tensor.claims.empty()) fault("an older tensor is dropped in its use");
+    tensor.dropped = true;
+    --olders_;
+}
+
+bool FakeTiers::keep_older(const TensorId *tensors, const TensorId *older, uint32_t n,
+                           uint64_t *copies_out)
+{
+    MutexLock lock(mutex_);
+    *copies_out = 0;
+    for (uint32_t i = 0; i < n; ++i) {
+        Tensor &tensor = tensors_[tensors[i]];
+        const Tensor &its = tensors_[older[i]];
+        if (its.contents != Contents::kEmpty) fault("older contents are kept over others");
+        if (tensor.claims.empty() || its.claims.empty() ||
+            tensor.claims.front() != its.claims.front()) {
+            fault("contents are kept without a claim");
+        }
+        if ((random_() & 1) != 0) *copies_out |= uint64_t{1} << i;
+    }
+    if (*copies_out != 0 && !older_copies_) return false;
+    for (uint32_t i = 0; i < n; ++i) {
+        if ((*copies_out >> i & 1) != 0) continue;
+        tensors_[tensors[i]].older = older[i];
+        tensors_[tensors[i]].written.clear();
+    }
+    return true;
+}
+
+// The block of that byte is to be written.
+void FakeTiers::keep(Tensor &tensor, uint64_t byte)
+{
+    const uint64_t block = byte / block_bytes_;
+    if (tensor.older == kNone || !tensor.written.insert(block).second) return;
+    Tensor &older = tensors_[tensor.older];
+    const uint64_t begin = block * block_bytes_;
+    const uint64_t end = std::min<uint64_t>(begin + block_bytes_, tensor.bytes.size());
+    std::copy(tensor.bytes.begin() + static_cast<std::ptrdiff_t>(begin),
+              tensor.bytes.begin() + static_cast<std::ptrdiff_t>(end),
+              older.bytes.begin() + static_cast<std::ptrdiff_t>(begin));
+    older.contents = Contents::kValid;
 }
 
 // ------------------------------------------------------------------------------------ fetches ----
@@ -355,6 +429,7 @@ void FakeTiers::grant(Answer &answer)
     for (const Piece &piece : grant.pieces) {
         Tensor &tensor = tensors_[piece.tensor];
         ++tensor.out;
+        if (piece.access != Access::kRead) keep(tensor, piece.byte_begin);
         std::unique_ptr<uint8_t[]> copy(new uint8_t[piece.byte_count]);
         std::memcpy(copy.get(), tensor.bytes.data() + piece.byte_begin, piece.byte_count);
         const bool on_device = grant.place != kAnyCpuPlace;

@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -61,6 +62,9 @@ public:
     uint32_t unclaims();  // calls
     uint64_t version(TensorId tensor) override;
     PlaceId place_of(uint64_t ticket);
+    // From now on: whether there is room for older contents at all, and for those that are copied.
+    void set_older(bool room, bool copies);
+    uint32_t olders();  // that exist
     // Pieces at a device are at addresses that nobody can use but through this.
     static void *device_pointer(void *pointer)
     {
@@ -68,12 +72,16 @@ public:
     }
 
     ClaimId claim(const TensorId *tensors, uint32_t n) override;
-    void unclaim(ClaimId claim, const TensorId *tensors, uint32_t n, TensorId emptied) override;
+    void unclaim(ClaimId claim, const TensorId *tensors, uint32_t n, uint64_t emptied) override;
     void fail(TensorId tensor, const Status &cause) override;
     void miss(TensorId tensor, const Status &cause) override;
     void versions(ClaimId claim, const TensorId *tensors, uint32_t n,
                   uint64_t *versions_out) override;
     Contents contents(TensorId tensor) override;
+    TensorId make_older(TensorId tensor) override;
+    void drop_older(TensorId older) override;
+    bool keep_older(const TensorId *tensors, const TensorId *older, uint32_t n,
+                    uint64_t *copies_out) override;
     void updates_wait() override {}
     void fetch(ClaimId claim, const Piece *pieces, uint32_t n, PlaceId place,
                residency::Class urgency, FetchDone done, void *user) override;
@@ -93,6 +101,9 @@ private:
         uint32_t far = 0;
         uint64_t version = 0;  // of the contents
         std::map<uint64_t, stw_status> refusals;
+        TensorId older = kNone;      // gets each block as it is before its first write
+        std::set<uint64_t> written;  // of these blocks
+        bool dropped = false;
     };
     struct Ask {
         ClaimId claim = 0;
@@ -118,6 +129,7 @@ private:
     bool servable(const Ask &ask) STW_REQUIRES(mutex_);
     bool take(Answer &answer) STW_REQUIRES(mutex_);
     void grant(Answer &answer) STW_REQUIRES(mutex_);
+    void keep(Tensor &tensor, uint64_t byte) STW_REQUIRES(mutex_);
     void check(const Ask &ask) STW_REQUIRES(mutex_);
     void fault(const std::string &text) STW_REQUIRES(mutex_);
     void poison(Tensor &tensor) STW_REQUIRES(mutex_);
@@ -125,11 +137,13 @@ private:
     static void send(const Answer &answer);
 
     const uint64_t block_bytes_;
-    Mutex mutex_;
+    mutable Mutex mutex_;
     Condition changed_;
     std::vector<std::thread> threads_;
     std::deque<Tensor> tensors_ STW_GUARDED_BY(mutex_);
-    std::vector<uint64_t> offsets_;  // set before the pipeline runs
+    bool older_room_ STW_GUARDED_BY(mutex_) = true;
+    bool older_copies_ STW_GUARDED_BY(mutex_) = true;
+    uint32_t olders_ STW_GUARDED_BY(mutex_) = 0;
     std::vector<Ask> asks_ STW_GUARDED_BY(mutex_);
     std::map<uint64_t, Grant> grants_ STW_GUARDED_BY(mutex_);
     std::vector<Event> events_ STW_GUARDED_BY(mutex_);

@@ -49,6 +49,7 @@ struct Conditions {
     double average_decay = 0.0;
     uint32_t state_dtype = STW_F32;
     uint64_t device_window_blocks = 16;
+    bool alone = false;  // all tensors begin a block
 };
 
 constexpr PlaceId kDevice = 1;  // the one of the tests that computes
@@ -111,7 +112,8 @@ public:
         const bool has_master = shape.dtype != STW_F32;
         Entry entry;
         const auto create = [&](uint32_t dtype, uint64_t more, bool zeros) {
-            return tiers.create(shape.elements * bytes_of(dtype), shape.pack_offset + more, zeros);
+            return tiers.create(shape.elements * bytes_of(dtype),
+                                setup_.alone ? 0 : shape.pack_offset + more, zeros);
         };
         entry.parameter = create(shape.dtype, 0, false);
         entry.gradient = create(shape.gradient_dtype, 256, false);

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// A parameter that is updated before its verdict: what it was is kept, and the verdict takes that
+// or what it became.
+#include "lib/update/optimizer_parts.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace stepwell::update {
+
+// Its caller's thread, before the claim: allocates.
+void ParameterJob::make_older()
+{
+    if (asked_older) return;
+    asked_older = true;
+    if (owner.custom.update != nullptr) return;  // may have effects that nobody can undo
+    Tiers &tiers = owner.pipeline.tiers;
+    has_older = true;
+    for (uint32_t i = 0; i < turn_count && has_older; ++i) {
+        if (i == kGradient) continue;
+        older[i] = tiers.make_older(turns[i].tensor);
+        has_older = older[i] != kNone;
+    }
+    for (uint32_t i = 0; i < turn_count && !has_older; ++i) {
+        if (older[i] != kNone) tiers.drop_older(std::exchange(older[i], kNone));
+    }
+}
+
+// With the mutex held. An update with a gradient that is not finite comes after the verdict.
+bool ParameterJob::may_be_early() const
+{
+    const bool finite = scanned.nonfinite == 0;
+    return claims_older && finite && !on_device();
+}
+
+// What it writes is kept as it is now: no lock held, under the claim.
+void ParameterJob::start_early()
+{
+    Tiers &tiers = owner.pipeline.tiers;
+    bool keeps = !master_is_stale();
+    TensorId tensors[kJobTensorsMax];
+    TensorId kept[kJobTensorsMax];
+    uint32_t places_of[kJobTensorsMax];
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < turn_count && keeps; ++i) {
+        if (i == kGradient) continue;
+        keeps = tiers.contents(turns[i].tensor) == Contents::kValid;
+        places_of[n] = i;
+        tensors[n] = turns[i].tensor;
+        kept[n++] = older[i];
+    }
+    uint64_t copied = 0;
+    keeps = keeps && tiers.keep_older(tensors, kept, n, &copied);
+    bool leaves = false;
+    {
+        MutexLock lock(owner.pipeline.mutex);
+        phase = StepPhase::kVerdict;
+        if (step->known) {
+            leaves = owner.apply(*this, *step);
+        } else if (keeps) {
+            copies = 0;
+            for (uint32_t i = 0; i < n; ++i) copies |= (copied >> i & 1) << places_of[i];
+            begin(StepPhase::kEarly);
+            owner.pipeline.make_ready(*this);
+        } else if (step->early) {
+            owner.park(*this);
+        }
+    }
+    if (leaves) leave_decided();
+    owner.pipeline.pump();
+}
+
+// Whether an update by the verdict would have had the same inputs.
+bool ParameterJob::judged_alike() const
+{
+    if (step->scale != early_scale) return false;
+    return std::all_of(parts.begin(), parts.end(), [](const Part *part) {
+        return std::memcmp(&part->hyper, &part->judged_hyper, sizeof part->hyper) == 0;
+    });
+}
+
+uint32_t ParameterJob::tensors_of(const Part &part) const
+{
+    const uint32_t states =
+        undoes ? std::max(part.states_used, part.early_states) : part.states_used;
+    return shape.first_state() + states;
+}
+
+bool ParameterJob::has_older_piece(const Part &part, uint32_t tensor) const
+{
+    if (tensor == kGradient || tensor >= shape.first_state() + part.early_states) return false;
+    return undoes || (phase == StepPhase::kEarly && (copies >> tensor & 1) != 0);
+}
+
+// Pieces of older contents come after those of all tensors, in the same order.
+void ParameterJob::copy_older(const Chunk &chunk, const Part &part) const
+{
+    const uint32_t n = tensors_of(part);
+    uint32_t at = n;
+    for (uint32_t i = 0; i < n; ++i) {
+        if (!has_older_piece(part, i)) continue;
+        void *const mine = chunk.pointers[i];
+        void *const its = chunk.pointers[at++];
+        const uint64_t bytes = chunk.element_count * shape.layouts[i].element_bytes;
+        std::memcpy(undoes ? mine : its, undoes ? its : mine, bytes);
+    }
+}
+
+// It waits for its verdict, or has it.
+void ParameterJob::end_early()
+{
+    const bool updated = error.ok() && !empty;
+    if (!error.ok()) tell_failure();
+    bool leaves = false;
+    {
+        MutexLock lock(owner.pipeline.mutex);
+        phase = updated ? StepPhase::kUpdated : StepPhase::kIdle;
+        if (!error.ok() && step->failure.ok()) step->failure = error;
+        if (!updated && step->known) --step->result.updated;
+        if (updated && step->known) leaves = owner.apply(*this, *step);
+        if (updated && step->early) owner.park(*this);
+    }
+    if (!updated) {
+        leave(false);
+    } else if (leaves) {
+        leave_decided();
+    }
+}
+
+// Nothing was updated after all.
+void ParameterJob::end_restore()
+{
+    if (error.ok()) {
+        note_versions();
+    } else {
+        tell_failure();
+    }
+    {
+        MutexLock lock(owner.pipeline.mutex);
+        phase = StepPhase::kVerdict;
+        if (!error.ok() && step->failure.ok()) step->failure = error;
+    }
+    leave_decided();
+}
+
+// By its verdict: with the early update, or with none.
+void ParameterJob::leave_decided()
+{
+    const bool updated = phase == StepPhase::kUpdated;
+    if (updated) {
+        note_versions();
+        MutexLock lock(owner.pipeline.mutex);
+        ++count;
+    }
+    const bool keeps = (step->flags & STW_UPDATE_KEEP_GRADIENTS) != 0;
+    leave((updated || step->result.skipped) && !keeps);
+}
+
+}  // namespace stepwell::update

@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Updates before their verdict, on three real tiers: the same bits as without, however often the
+ * verdict is another one; no more bytes to the disk where it is not; and nothing else may be done
+ * with such parameters meanwhile.
+ */
+#include "support.h"
+
+enum {
+    ELEMENTS = 5 * 16384 + 77, /* five blocks of fp32 and a bit */
+    PARAMETERS = 6,
+    STEPS = 40
+};
+
+typedef struct trainee {
+    stw_runtime *runtime;
+    stw_optimizer *optimizer;
+    stw_tensor *parameters[PARAMETERS], *gradients[PARAMETERS];
+} trainee;
+
+/* All states together are six budgets. */
+static machine small_host(void)
+{
+    machine now = machine_small();
+    now.nvme_blocks = 640;
+    return now;
+}
+
+static trainee trainee_in(stw_runtime *runtime, uint32_t dtype)
+{
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    trainee made = {.runtime = runtime};
+    options.algorithm = STW_OPTIMIZER_ADAMW;
+    ok(stw_optimizer_create(runtime, &options, &made.optimizer));
+    hyper_usual(made.optimizer);
+    for (int i = 0; i < PARAMETERS; ++i) {
+        stw_tensor_spec spec = spec_f32(NULL, ELEMENTS);
+        spec.dtype = dtype;
+        made.parameters[i] = tensor_make(runtime, &spec);
+        spec.role = STW_ROLE_GRAD;
+        made.gradients[i] = tensor_make(runtime, &spec);
+        ok(stw_tensor_fill(made.parameters[i], 0.25 * (i + 1), NULL));
+        optimizer_add(made.optimizer, made.parameters[i], made.gradients[i]);
+    }
+    return made;
+}
+
+static void trainee_leave(trainee *here)
+{
+    ok(stw_runtime_drain(here->runtime, 0));
+    ok(stw_optimizer_destroy(here->optimizer));
+    ok(stw_tensor_destroy(here->parameters, PARAMETERS));
+    ok(stw_tensor_destroy(here->gradients, PARAMETERS));
+}
+
+static void give_gradients(trainee *here, int step, int infinite)
+{
+    for (int i = 0; i < PARAMETERS; ++i) {
+        const int broken = infinite && i == step % PARAMETERS;
+        ok(stw_tensor_fill(here->gradients[i], broken ? (double)INFINITY : 0.001 * (step + i + 1),
+                           NULL));
+    }
+}
+
+static void early_step(trainee *here, int i)
+{
+    stw_update_options options = STW_UPDATE_OPTIONS_INIT;
+    options.flags = STW_UPDATE_SPECULATE;
+    options.parameters = &here->parameters[i], options.parameter_count = 1;
+    ok(stw_optimizer_step(here->optimizer, &options, NULL));
+}
+
+static stw_update_result verdict(trainee *here, double clip_norm)
+{
+    stw_update_options options = STW_UPDATE_OPTIONS_INIT;
+    stw_update_result result = STW_UPDATE_RESULT_INIT;
+    options.clip_norm = clip_norm, options.flags = STW_UPDATE_SKIP_NONFINITE;
+    assert_true(stw_optimizer_step(here->optimizer, &options, &result) >= STW_OK);
+    return result;
+}
+
+static void expect_same_bits(stw_tensor *one, stw_tensor *other)
+{
+    const uint64_t bytes = info_of(one).whole_bytes;
+    void *first = malloc(bytes), *second = malloc(bytes);
+    assert_non_null(first), assert_non_null(second);
+    ok(stw_tensor_read(one, first, NULL));
+    ok(stw_tensor_read(other, second, NULL));
+    assert_memory_equal(first, second, bytes);
+    free(first), free(second);
+}
+
+static void expect_same(trainee *one, trainee *other, uint32_t dtype)
+{
+    const char *const states[] = {"exp_avg", "exp_avg_sq", "master"};
+    for (int i = 0; i < PARAMETERS; ++i) {
+        expect_same_bits(one->parameters[i], other->parameters[i]);
+        for (size_t state = 0; state < (dtype == STW_F32 ? 2 : 3); ++state) {
+            stw_tensor *mine = NULL, *its = NULL;
+            ok(stw_optimizer_state(one->optimizer, one->parameters[i], states[state], &mine));
+            ok(stw_optimizer_state(other->optimizer, other->parameters[i], states[state], &its));
+            expect_same_bits(mine, its);
+        }
+    }
+}
+
+static void train_beside(uint32_t dtype)
+{
+    stw_runtime *runtime = machine_open_as(small_host());
+    trainee plain = trainee_in(runtime, dtype), early = trainee_in(runtime, dtype);
+    uint64_t stood = 0, undone = 0, skipped = 0;
+    for (int step = 0; step < STEPS; ++step) {
+        const double clip_norm = step % 11 == 3 ? 0.01 : 1e6;
+        const int infinite = step % 17 == 5;
+        give_gradients(&plain, step, infinite), give_gradients(&early, step, infinite);
+        for (int i = 0; i < PARAMETERS; ++i) {
+            if ((step + i) % 5 != 4) early_step(&early, i);
+        }
+        if (step % 2 == 0) ok(stw_runtime_drain(runtime, 0));
+        const stw_update_result expected = verdict(&plain, clip_norm);
+        const stw_update_result found = verdict(&early, clip_norm);
+        assert_true(found.norm == expected.norm);
+        assert_int_equal(found.skipped, expected.skipped);
+        stood += found.early, undone += found.undone, skipped += found.skipped;
+        assert_int_equal(expected.early + expected.undone, 0);
+    }
+    expect_same(&plain, &early, dtype);
+    assert_true(stood > 0 && undone > 0 && skipped > 0);
+    stw_tensor *count_of = early.parameters[0];
+    uint64_t count = 0;
+    ok(stw_optimizer_get_count(early.optimizer, count_of, &count));
+    assert_int_equal(count, STEPS - skipped);
+    trainee_leave(&plain), trainee_leave(&early);
+    machine_close(runtime);
+}
+
+TEST(an_early_update_has_the_bits_of_one_that_waits)
+{
+    train_beside(STW_F32);
+    train_beside(STW_BF16);
+}
+
+/* What a step writes to the disk, in the mean of some, with everything settled in between. */
+static uint64_t written_by_steps(int speculates)
+{
+    stw_runtime *runtime = machine_open_as(small_host());
+    trainee here = trainee_in(runtime, STW_F32);
+    uint64_t before = 0;
+    for (int step = 0; step < 8; ++step) {
+        if (step == 4) before = link_stats(runtime, STW_LINK_HOST_TO_NVME).bytes;
+        give_gradients(&here, step, 0);
+        for (int i = 0; i < PARAMETERS && speculates; ++i) {
+            early_step(&here, i);
+            ok(stw_runtime_drain(runtime, 0));
+        }
+        const stw_update_result result = verdict(&here, 1e6);
+        if (speculates && step > 0) assert_int_equal(result.early, PARAMETERS);
+        ok(stw_runtime_drain(runtime, 0));
+        for (int i = 0; i < PARAMETERS; ++i) {
+            stw_tensor *state = NULL;
+            ok(stw_optimizer_state(here.optimizer, here.parameters[i], "exp_avg", &state));
+            tensor_to_disk(runtime, state);
+            ok(stw_optimizer_state(here.optimizer, here.parameters[i], "exp_avg_sq", &state));
+            tensor_to_disk(runtime, state);
+            tensor_to_disk(runtime, here.parameters[i]);
+        }
+    }
+    const uint64_t written = link_stats(runtime, STW_LINK_HOST_TO_NVME).bytes - before;
+    trainee_leave(&here);
+    machine_close(runtime);
+    return written;
+}
+
+TEST(older_contents_at_nvme_cost_no_bytes)
+{
+    const uint64_t without = written_by_steps(0), with = written_by_steps(1);
+    if (with > without + without / 20)
+        fail_msg("%llu bytes were written, and %llu without speculation", (unsigned long long)with,
+                 (unsigned long long)without);
+}
+
+TEST(what_waits_for_its_verdict_is_left_alone)
+{
+    stw_runtime *runtime = machine_open_as(small_host());
+    trainee here = trainee_in(runtime, STW_F32);
+    stw_update_options options = STW_UPDATE_OPTIONS_INIT;
+    stw_update_result result = STW_UPDATE_RESULT_INIT;
+    stw_fetch_options fetch = STW_FETCH_OPTIONS_INIT;
+    stw_fetch_request request = request_of(here.parameters[0], STW_READ);
+    stw_view view;
+    give_gradients(&here, 1, 0);
+    options.flags = STW_UPDATE_SPECULATE;
+    fails(stw_optimizer_step(here.optimizer, &options, &result), STW_ERROR_INVALID,
+          "no result_out");
+    options.flags = STW_UPDATE_SPECULATE | STW_UPDATE_WAIT;
+    fails(stw_optimizer_step(here.optimizer, &options, NULL), STW_ERROR_INVALID, "STW_UPDATE_WAIT");
+    early_step(&here, 0);
+    ok(stw_runtime_drain(runtime, 0));
+    options.flags = STW_UPDATE_SPECULATE;
+    fails(stw_optimizer_step(here.optimizer, &options, NULL), STW_ERROR_INVALID,
+          "waits for its verdict");
+    options.flags = 0;
+    options.parameters = &here.parameters[1], options.parameter_count = 1;
+    fails(stw_optimizer_step(here.optimizer, &options, NULL), STW_ERROR_INVALID, "is not named");
+    fails(stw_optimizer_destroy(here.optimizer), STW_ERROR_BUSY, "its verdict");
+    fails(stw_tensor_destroy(here.parameters, 1), STW_ERROR_BUSY, "belongs to optimizer");
+    fetch.timeout_ns = 10 * MILLISECOND_NS;
+    fails(stw_fetch(runtime, &fetch, &request, 1, &view), STW_ERROR_TIMEOUT, "updates");
+    result = verdict(&here, 1e6);
+    assert_int_equal(result.updated, PARAMETERS);
+    view = view_get(runtime, here.parameters[0], STW_READ);
+    view_put(&view);
+    /* A close needs no verdict. */
+    early_step(&here, 2);
+    machine_close(runtime);
+}
+
+RUN_TESTS("speculation", NULL, NULL)

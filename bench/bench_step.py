@@ -12,17 +12,23 @@ BUDGETS = 4            # of the device's, that the states take
 # The share of the time of computing that the drive needs for the bytes that have to move:
 # parameters and moments beyond the budget, read and written.
 DRIVE_SHARE = 0.5
+# Of each what it does, the program's mode, and in one step of how many the clip is reached.
 MODES = {
-    "pending": "one step after backward, no norm",
-    "backward": "each parameter's step as its gradient is there",
-    "clipped": "one step after backward, with its norm",
+    "pending": ("one step after backward, no norm", "pending", 0),
+    "backward": ("each parameter's step as its gradient is there", "backward", 0),
+    "clipped": ("one step after backward, with its norm", "clipped", 0),
+    "speculated": ("each parameter's step before the norm, which is never reached", "speculated",
+                   0),
+    "clipped_tenth": ("one step after backward; every tenth reaches its norm", "clipped", 10),
+    "speculated_tenth": ("each parameter's step before the norm; every tenth reaches it",
+                         "speculated", 10),
 }
-STEPS, WARM_UP = 6, 6
+STEPS, WARM_UP = 10, 10
 
 
 def bench_step(options):
     states = STATE_BYTES * LAYERS * ELEMENTS
-    need_space(options.nvme, options.bytes + 2 * len(MODES) * states)
+    need_space(options.nvme, options.bytes + 3 * len(MODES) * states)
     least = 2 * (states * 3 // 4 - states // BUDGETS)
     command = [options.build / "bench/bench-paced", "--dir", options.nvme, "--layers", LAYERS,
                "--elements", ELEMENTS, "--mode"]
@@ -31,7 +37,8 @@ def bench_step(options):
         fio = stack.enter_context(Fio(options.nvme, options.bytes))
         best = fio.best_setting("rw", FIO_GRID)
         compute = least / fio.run("rw", *best) / DRIVE_SHARE
-        programs = {mode: stack.enter_context(Program([*command, mode])) for mode in MODES}
+        programs = {name: stack.enter_context(Program([*command, mode, "--clips", clips]))
+                    for name, (_, mode, clips) in MODES.items()}
         for program in programs.values():
             program.ask(f"pace {compute / (3 * LAYERS) * 1e6:.0f}")
             program.ask(f"step {WARM_UP}")
@@ -53,7 +60,7 @@ def step_result(mode, found, least, drive):
         f"step.paced.{mode}",
         median(one["seconds"] for one in found),
         "s a step",
-        f"the larger of computing and fio, {drive}; {MODES[mode]}",
+        f"the larger of computing and fio, {drive}; {MODES[mode][0]}",
         [bound / one["seconds"] for bound, one in zip(bounds, found)],
         reference_value=median(bounds),
         bytes_per_step=median(one["moved"] for one in found),

@@ -45,7 +45,9 @@ void complete_budgets(Options &options, const ModelSize &size, const Arithmetic 
         options.device_bytes = arithmetic.on_processor() ? all : 2 * all;
     if (options.in_memory && !arithmetic.on_processor()) options.host_bytes = all;
     if (!options.nvme.empty() && options.nvme_bytes == 0)
-        options.nvme_bytes = (options.store.empty() ? 1 : 3) * (bytes + bytes / 2) + kFixedBytes;
+        options.nvme_bytes =
+            (options.store.empty() ? 1 : 3) * (bytes + bytes / 2) + kFixedBytes +
+            (options.speculates ? bytes : 0);  // for older contents of what is updated early
 }
 
 // A store that is there says how large it is, whatever model this run has; where none is, one is
@@ -197,7 +199,8 @@ bool keeps_after(const Options &options, uint32_t step)
 std::vector<StepRecord> train(const Options &options, const Text &text, stw_runtime *runtime,
                               Trainer &trainer, const Ranks &ranks, uint32_t first)
 {
-    const Schedule schedule = {options.steps, options.learning_rate, options.clip_norm};
+    const Schedule schedule = {options.steps, options.learning_rate, options.clip_norm, true,
+                               options.speculates};
     std::vector<uint8_t> tokens(size_t{options.batch} * options.sequence);
     std::vector<uint8_t> targets(tokens.size());
     const size_t mine = tokens.size() / ranks.size() * ranks.rank();

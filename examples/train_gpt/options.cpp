@@ -104,6 +104,8 @@ void add_model_options(CLI::App &app, Options &options)
     app.add_option("--clip", options.clip_norm, "largest norm of all gradients together")
         ->capture_default_str()
         ->check(CLI::PositiveNumber);
+    app.add_flag("--speculate", options.speculates,
+                 "update in backward, and again where the clip is reached; the same losses");
 }
 
 void add_output_options(CLI::App &app, Options &options)

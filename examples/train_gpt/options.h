@@ -38,6 +38,7 @@ struct Options {
     uint32_t threads = 2;
     double learning_rate = 1e-3;
     double clip_norm = 1.0;
+    bool speculates = false;
 
     uint32_t sample_bytes = 0;
     std::string prompt = "And the LORD said unto Moses, ";

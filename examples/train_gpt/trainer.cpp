@@ -114,8 +114,9 @@ StepRecord Trainer::step(const Schedule &schedule, uint32_t step, const uint8_t 
     must(stw_step_begin(train_));
     forward(train_, model_.options().shape, tokens, true);
     head(targets);
-    backward(tokens);
-    if (schedule.updates) record.verdict_seconds = update(schedule, step, &record.norm);
+    if (schedule.updates) set_hyper(schedule, step);
+    backward(schedule, tokens);
+    if (schedule.updates) record.verdict_seconds = update(schedule, &record.norm);
     record.loss = ranks_.sum(arithmetic_.loss());
     record.learning_rate = learning_rate_of(schedule, step);
     record.stats.struct_size = sizeof(record.stats);
@@ -198,9 +199,9 @@ void Trainer::head(const uint8_t *targets)
     views.release(5, 1, STW_RELEASE_MORE);
 }
 
-void Trainer::backward(const uint8_t *tokens)
+void Trainer::backward(const Schedule &schedule, const uint8_t *tokens)
 {
-    for (uint32_t index = model_.options().layers; index-- > 0;) backward_layer(index);
+    for (uint32_t index = model_.options().layers; index-- > 0;) backward_layer(schedule, index);
 
     Views reduced = empty_views();
     reduced.add(model_.gradient(kTokens), STW_REDUCE);
@@ -210,7 +211,7 @@ void Trainer::backward(const uint8_t *tokens)
     reduced.release_all(0);
 }
 
-void Trainer::backward_layer(uint32_t index)
+void Trainer::backward_layer(const Schedule &schedule, uint32_t index)
 {
     constexpr uint32_t kMlpSlots = kSlots - kAttentionSlots;
     const Layer &layer = model_.layer(index);
@@ -237,6 +238,7 @@ void Trainer::backward_layer(uint32_t index)
     mlp.release_all(0);
     // The next to touch these parameters is the update.
     views.release(kAttentionSlots, kMlpSlots, STW_RELEASE_FAR);
+    if (schedule.speculates) update_early(layer.parameters + kAttentionSlots, kMlpSlots);
 
     Views attention = empty_views();
     attention.add(layer.gradients, kAttentionSlots, gradients_);
@@ -246,14 +248,36 @@ void Trainer::backward_layer(uint32_t index)
     attention.release_all(0);
     views.release(0, kAttentionSlots, STW_RELEASE_FAR);
     if (layer.checkpoint != nullptr) views.release(kSlots, 1, STW_RELEASE_DISCARD);
+    if (schedule.speculates) update_early(layer.parameters, kAttentionSlots);
+}
+
+// As if the clip were not reached; the step behind backward is the verdict, and where it is reached
+// these parameters are set back first. Losses are the same either way.
+void Trainer::update_early(stw_tensor *const *parameters, uint32_t count)
+{
+    stw_update_options options = STW_UPDATE_OPTIONS_INIT;
+    options.flags = STW_UPDATE_SPECULATE;
+    options.parameters = parameters;
+    options.parameter_count = count;
+    must(stw_optimizer_step(model_.optimizer(), &options, nullptr));
 }
 
 // Returns the seconds until the norm of all gradients was known. Waiting for it costs no overlap:
 // without it no parameter may change, and the next forward begins with a parameter. The update
 // itself goes on behind that forward, a few tensors ahead of it.
-double Trainer::update(const Schedule &schedule, uint32_t step, double *norm_out)
+double Trainer::update(const Schedule &schedule, double *norm_out)
 {
     const auto begin = std::chrono::steady_clock::now();
+    stw_update_options options = STW_UPDATE_OPTIONS_INIT;
+    options.clip_norm = schedule.clip_norm;
+    stw_update_result result = STW_UPDATE_RESULT_INIT;
+    must(stw_optimizer_step(model_.optimizer(), &options, &result));
+    *norm_out = result.norm;
+    return seconds_since(begin);
+}
+
+void Trainer::set_hyper(const Schedule &schedule, uint32_t step)
+{
     stw_hyper hyper = STW_HYPER_INIT;
     hyper.lr = learning_rate_of(schedule, step);
     hyper.beta2 = 0.99;
@@ -261,13 +285,6 @@ double Trainer::update(const Schedule &schedule, uint32_t step, double *norm_out
     must(stw_optimizer_set_hyper(model_.optimizer(), kDecayGroup, &hyper));
     hyper.weight_decay = 0.0;
     must(stw_optimizer_set_hyper(model_.optimizer(), kPlainGroup, &hyper));
-
-    stw_update_options options = STW_UPDATE_OPTIONS_INIT;
-    options.clip_norm = schedule.clip_norm;
-    stw_update_result result = STW_UPDATE_RESULT_INIT;
-    must(stw_optimizer_step(model_.optimizer(), &options, &result));
-    *norm_out = result.norm;
-    return seconds_since(begin);
 }
 
 const float *Trainer::predict(const uint8_t *tokens, uint32_t count)

@@ -37,7 +37,8 @@ struct Schedule {
     uint32_t steps;
     double learning_rate;
     double clip_norm;
-    bool updates = true;  // else forward and backward alone, for a measurement
+    bool updates = true;      // else forward and backward alone, for a measurement
+    bool speculates = false;  // updates before the norm of all gradients is known
 };
 // Linear warm-up, then half a cosine down to a tenth. step counts from 0.
 double learning_rate_of(const Schedule &schedule, uint32_t step);
@@ -66,9 +67,11 @@ private:
     void forward_layer(stw_phase *phase, const Shape &shape, uint32_t index, bool training);
     void keep_input(uint32_t index);
     void head(const uint8_t *targets);
-    void backward(const uint8_t *tokens);
-    void backward_layer(uint32_t index);
-    double update(const Schedule &schedule, uint32_t step, double *norm_out);
+    void backward(const Schedule &schedule, const uint8_t *tokens);
+    void backward_layer(const Schedule &schedule, uint32_t index);
+    void update_early(stw_tensor *const *parameters, uint32_t count);
+    void set_hyper(const Schedule &schedule, uint32_t step);
+    double update(const Schedule &schedule, double *norm_out);
 
     stw_runtime *runtime_;  // not owned, none of these: all outlive the trainer
     Model &model_;

@@ -17,7 +17,7 @@ namespace {
 
 constexpr uint32_t kKnownFlags = STW_UPDATE_SKIP_NONFINITE | STW_UPDATE_KEEP_GRADIENTS |
                                  STW_UPDATE_WAIT | STW_UPDATE_MEASURE | STW_UPDATE_SPECULATE;
-constexpr int kMissesMax = 4;  // of the last 64 verdicts: with more, early updates do not pay
+constexpr int kMissesMax = 6;  // of the last 64 verdicts: with more, early updates do not pay
 
 bool is_early(const StepOptions &options)
 {

@@ -6,6 +6,10 @@
  */
 #include "support.h"
 
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 enum {
     ELEMENTS = 5 * 16384 + 77, /* five blocks of fp32 and a bit */
     PARAMETERS = 6,
@@ -213,6 +217,101 @@ TEST(what_waits_for_its_verdict_is_left_alone)
     /* A close needs no verdict. */
     early_step(&here, 2);
     machine_close(runtime);
+}
+
+static char directory[64];
+
+static machine kept_in_directory(uint32_t flags)
+{
+    machine wanted = small_host();
+    wanted.nvme_path = directory;
+    wanted.store_name = "test";
+    wanted.flags = flags | STW_RUNTIME_NO_PROBE;
+    return wanted;
+}
+
+/* One durable parameter and its optimizer, restored where they are there. */
+static trainee durable_trainee(stw_runtime *runtime)
+{
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_tensor_spec spec = spec_f32("p", ELEMENTS);
+    trainee made = {.runtime = runtime};
+    options.algorithm = STW_OPTIMIZER_ADAMW;
+    options.name = "adam", options.flags = STW_OPTIMIZER_DURABLE;
+    ok(stw_optimizer_create(runtime, &options, &made.optimizer));
+    hyper_usual(made.optimizer);
+    spec.flags = STW_TENSOR_DURABLE;
+    made.parameters[0] = tensor_make(runtime, &spec);
+    spec = spec_f32(NULL, ELEMENTS), spec.role = STW_ROLE_GRAD;
+    made.gradients[0] = tensor_make(runtime, &spec);
+    optimizer_add(made.optimizer, made.parameters[0], made.gradients[0]);
+    return made;
+}
+
+/* To the end of a step `last`; the gradient of each step is its number's. */
+static void train_to(trainee *here, int first, int last, int commits)
+{
+    for (int step = first; step <= last; ++step) {
+        ok(stw_tensor_fill(here->gradients[0], 0.01 * step, NULL));
+        early_step(here, 0);
+        if (step % 2 == 0) ok(stw_runtime_drain(here->runtime, 0));
+        (void)verdict(here, step % 3 == 0 ? 0.5 : 1e6);
+        if (commits) ok(stw_commit(here->runtime, NULL, NULL));
+    }
+}
+
+/* Killed with an update before its verdict written to the disk, in the slots of no generation. */
+static void train_and_be_killed(void)
+{
+    stw_runtime *runtime = machine_open_as(kept_in_directory(STW_RUNTIME_OVERWRITE));
+    trainee here = durable_trainee(runtime);
+    ok(stw_tensor_fill(here.parameters[0], 0.5, NULL));
+    train_to(&here, 1, 4, 1);
+    ok(stw_tensor_fill(here.gradients[0], 77.0, NULL));
+    early_step(&here, 0);
+    ok(stw_runtime_drain(runtime, 0));
+    fails(stw_commit(runtime, NULL, NULL), STW_ERROR_BUSY, "updated speculatively");
+    /* What the updates were released as written goes to the disk now, as room is needed there. */
+    for (int i = 0; i < 8; ++i) {
+        stw_tensor *other = tensor_f32(runtime, NULL, ELEMENTS);
+        ok(stw_tensor_fill(other, 1.0, NULL));
+    }
+    raise(SIGKILL);
+}
+
+TEST(a_kill_before_the_verdict_leaves_the_last_generation)
+{
+    char path[128];
+    int status = 0;
+    snprintf(directory, sizeof directory, "speculation-XXXXXX");
+    assert_non_null(mkdtemp(directory));
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) train_and_be_killed();
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    stw_runtime *runtime = machine_open_as(kept_in_directory(STW_RUNTIME_RESUME));
+    stw_runtime *other = machine_open_as(small_host());
+    trainee resumed = durable_trainee(runtime), plain = trainee_in(other, STW_F32);
+    assert_true(info_of(resumed.parameters[0]).restored);
+    /* The same four steps and two more, elsewhere and in one go. */
+    ok(stw_tensor_fill(plain.parameters[0], 0.5, NULL));
+    for (int step = 1; step <= 6; ++step) {
+        ok(stw_tensor_fill(plain.gradients[0], 0.01 * step, NULL));
+        (void)verdict(&plain, step % 3 == 0 ? 0.5 : 1e6);
+        if (step == 4) expect_same_bits(resumed.parameters[0], plain.parameters[0]);
+    }
+    train_to(&resumed, 5, 6, 0);
+    expect_same_bits(resumed.parameters[0], plain.parameters[0]);
+    trainee_leave(&plain);
+    machine_close(other);
+    machine_close(runtime);
+    for (int i = 0; i < 2; ++i) {
+        snprintf(path, sizeof path, "%s/test.0-of-1.%s", directory,
+                 i == 0 ? "stepwell" : "generations");
+        unlink(path);
+    }
+    assert_int_equal(rmdir(directory), 0);
 }
 
 RUN_TESTS("speculation", NULL, NULL)

@@ -40,11 +40,15 @@ def main():
             sys.exit(f"{report['state_bytes']} bytes of states fit the near tiers: nothing shown")
         tiered, _ = train(program, folder, "tiered", [
             f"--nvme={folder}", f"--device-bytes={DEVICE_BYTES}", f"--host-bytes={HOST_BYTES}"])
+        early, _ = train(program, folder, "early", [
+            f"--nvme={folder}", f"--device-bytes={DEVICE_BYTES}", f"--host-bytes={HOST_BYTES}",
+            "--speculate"])
     lines = memory.split()
     if len(lines) != STEPS or len(set(lines)) != STEPS:
         sys.exit(f"not {STEPS} different losses in memory: {lines}")
-    if memory != tiered:
-        sys.exit(f"losses differ:\nin memory {lines}\ntiered    {tiered.split()}")
+    if memory != tiered or memory != early:
+        sys.exit(f"losses differ:\nin memory {lines}\ntiered    {tiered.split()}\n"
+                 f"updated before the norm {early.split()}")
     print(f"{STEPS} losses are the same: {lines[0].decode()} .. {lines[-1].decode()}")
 
 

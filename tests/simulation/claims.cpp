@@ -114,6 +114,8 @@ void Program::advance_claim(Claim &claim)
     const TensorId id = claim.tensors.back();
     if (claim.next_byte == 0) keep_older(claim);
     const ModelTensor &tensor = model_.tensors[id];
+    // Writes some of it twice.
+    if (tensor.older != kNone && random_.chance(20)) claim.next_byte = 0;
     if (claim.next_byte >= tensor.spec.bytes || random_.chance(5)) {
         next_tensor(claim);
         return;

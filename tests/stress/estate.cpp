@@ -328,13 +328,22 @@ void Actor::train()
     }
     stw_update_result *const verdict = chance(50) ? &result : nullptr;
     stw_status status = STW_OK;
-    if (chance(50)) {  // each parameter in a step of its own
+    const bool speculates = chance(40);
+    for (size_t i = 0; i < 2 && speculates && status >= 0; ++i) {
+        if (chance(30)) continue;
+        stw_update_options early = STW_UPDATE_OPTIONS_INIT;
+        early.flags = STW_UPDATE_SPECULATE;
+        early.parameters = &mine_.parameters[i]->tensor;
+        early.parameter_count = 1;
+        status = stw_optimizer_step(mine_.optimizer, &early, nullptr);
+    }
+    if (!speculates && chance(50)) {  // each parameter in a step of its own
         for (size_t i = 0; i < 2 && status >= 0; ++i) {
             with.parameters = &mine_.parameters[i]->tensor;
             with.parameter_count = 1;
             status = stw_optimizer_step(mine_.optimizer, &with, verdict);
         }
-    } else {
+    } else if (status >= 0) {
         status = stw_optimizer_step(mine_.optimizer, &with, verdict);
     }
     world_.counters.updates.fetch_add(1);

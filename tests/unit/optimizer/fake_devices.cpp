@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fake_devices.h"
+#include "tests/unit/optimizer/fake_devices.h"
 
 #include "lib/update/parts.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tiers of the tests: claims in order, all or nothing, random completions.
-#include "fake_tiers.h"
+#include "tests/unit/optimizer/fake_tiers.h"
 
 #include <algorithm>
 #include <cstring>

@@ -134,6 +134,8 @@ public:
     Status wait(uint64_t timeout_ns);
     // Whether a step is under way.
     [[nodiscard]] bool pending() const;
+    // Few enough of the last verdicts were others than early updates assume.
+    [[nodiscard]] bool goes_early() const;
     // The name of a parameter that early steps have left to the next one's verdict; null: none. As
     // Pipeline::prefer().
     [[nodiscard]] const char *awaits_verdict() const;

@@ -566,6 +566,12 @@ bool Optimizer::pending() const
     return parts_->active_steps > 0;
 }
 
+bool Optimizer::goes_early() const
+{
+    MutexLock lock(parts_->pipeline.mutex);
+    return parts_->goes_early();
+}
+
 const char *Optimizer::awaits_verdict() const
 {
     MutexLock lock(parts_->pipeline.mutex);

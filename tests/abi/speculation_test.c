@@ -219,6 +219,41 @@ TEST(what_waits_for_its_verdict_is_left_alone)
     machine_close(runtime);
 }
 
+TEST(what_is_not_speculated_is_said)
+{
+    machine now = machine_small();
+    uint64_t undone = 0;
+    stw_runtime *runtime = machine_open_as(small_host());
+    trainee here = trainee_in(runtime, STW_F32);
+    log_reset();
+    for (int step = 0; step < 12; ++step) {
+        give_gradients(&here, step, 0);
+        early_step(&here, 0);
+        ok(stw_runtime_drain(runtime, 0));
+        const stw_update_result result = verdict(&here, 1e-3);
+        undone += result.undone;
+        if (step >= 7) assert_int_equal(result.undone, 0);
+    }
+    assert_true(undone > 0);
+    assert_int_equal(times_logged("updates after the verdict for a while"), 1);
+    trainee_leave(&here);
+    machine_close(runtime);
+    /* Room for all, and not twice. */
+    now.nvme_blocks = PARAMETERS * 4 * 6 + 8;
+    runtime = machine_open_as(now);
+    here = trainee_in(runtime, STW_F32);
+    log_reset();
+    give_gradients(&here, 0, 0);
+    for (int i = 0; i < PARAMETERS; ++i) early_step(&here, i);
+    ok(stw_runtime_drain(runtime, 0));
+    const stw_update_result result = verdict(&here, 1e6);
+    assert_int_equal(result.updated, PARAMETERS);
+    assert_true(result.early < PARAMETERS);
+    assert_true(logged("no room for its older contents"));
+    trainee_leave(&here);
+    machine_close(runtime);
+}
+
 static char directory[64];
 
 static machine kept_in_directory(uint32_t flags)

@@ -610,6 +610,7 @@ Status OptimizerTable::optimizer_step(stw_optimizer *optimizer, const stw_update
         recorder_.add_stall_of(recorder_.current_step(), observe::Stall::kUpdate, residency::kNone,
                                begin, dispatch_.now());
     }
+    if ((step.flags & STW_UPDATE_SPECULATE) != 0) tell_misses(body);
     sleepers_.log_timeout(status);
     if (!status.ok()) return sleepers_.tell_waiting(std::move(status));
     if (result_out) fill_result(result, result_out);
@@ -618,6 +619,19 @@ Status OptimizerTable::optimizer_step(stw_optimizer *optimizer, const stw_update
     updates.skipped += result.skipped;
     updates.parameters += result.updated;
     return status;
+}
+
+void OptimizerTable::tell_misses(OptimizerBody &body)
+{
+    const bool goes = body.optimizer->goes_early();
+    if (std::exchange(body.goes_early, goes) == goes) return;
+    dispatch_.log.print(goes ? STW_LOG_INFO : STW_LOG_WARNING, "update",
+                        goes ? "Optimizer '%s' updates before the verdict again: of late few "
+                               "verdicts were others than expected."
+                             : "Optimizer '%s' updates after the verdict for a while: too many of "
+                               "the last verdicts were others than expected, as the clip was "
+                               "reached or values were not finite.",
+                        body.name.c_str());
 }
 
 // A step whose verdict is that of all ranks. If collectives run on the callers' threads, this one

@@ -66,6 +66,7 @@ private:
                       bool starts_empty, residency::PlaceId home, residency::TensorId *id_out);
     Status check_entry(const OptimizerBody &body, const stw_optimizer_entry &entry) const;
     [[nodiscard]] collective::Range own_part(const stw_optimizer_entry &entry) const;
+    void tell_misses(OptimizerBody &body);
     Status step_on_ranks(OptimizerBody &body, const std::vector<stw_tensor *> &tensors,
                          update::StepOptions step, update::StepResult *result);
     Status make_entry(OptimizerBody &body, const stw_optimizer_entry &entry,

@@ -100,17 +100,26 @@ uint64_t TierAccess::version(residency::TensorId tensor)
 
 residency::TensorId TierAccess::make_older(residency::TensorId tensor)
 {
-    MutexLock lock(dispatch_.mutex());
-    if (dispatch_.core.blocks_of(tensor).shares) return residency::kNone;
-    const residency::TensorSpec &of = dispatch_.core.spec(tensor);
-    residency::TensorSpec spec;
-    spec.name = of.name;
-    spec.bytes = of.bytes;
-    spec.role = of.role;
-    spec.no_packing = true;
-    spec.policy = of.policy;
-    Result<residency::TensorId> made = buffers_.make(spec);
-    return made.ok() ? made.value() : residency::TensorId{residency::kNone};
+    Status refusal;
+    {
+        MutexLock lock(dispatch_.mutex());
+        if (dispatch_.core.blocks_of(tensor).shares) return residency::kNone;
+        const residency::TensorSpec &of = dispatch_.core.spec(tensor);
+        residency::TensorSpec spec;
+        spec.name = of.name;
+        spec.bytes = of.bytes;
+        spec.role = of.role;
+        spec.no_packing = true;
+        spec.policy = of.policy;
+        Result<residency::TensorId> made = buffers_.make(spec);
+        if (made.ok()) return made.value();
+        refusal = std::move(made.status());
+    }
+    dispatch_.log.print(STW_LOG_WARNING, "update",
+                        "A parameter is updated after the verdict, not before it, as there is no "
+                        "room for its older contents: %s",
+                        refusal.sentence());
+    return residency::kNone;
 }
 
 void TierAccess::drop_older(residency::TensorId older)

@@ -314,6 +314,30 @@ TEST(EarlyUpdate, AFailureFailsItsParameterAlone)
     EXPECT_EQ(two.world.tiers.failed(two.entries[0].parameter), STW_ERROR_IO);
 }
 
+// The call ends, and the verdict comes all the same.
+TEST(EarlyUpdate, AVerdictGoesOnWithoutItsCall)
+{
+    TwoParameters two;
+    ASSERT_TRUE(two.early(0).ok());
+    ASSERT_TRUE(two.world.optimizer->wait(UINT64_MAX).ok());
+    two.world.tiers.pause();
+    StepOptions options;
+    options.clip_norm = 0.5;
+    options.wants_verdict = true;
+    options.timeout_ns = 1000;
+    StepResult result;
+    EXPECT_EQ(two.world.optimizer->step(options, &result).code(), STW_ERROR_TIMEOUT);
+    EXPECT_EQ(two.world.optimizer->result(&result).code(), STW_PENDING);
+    two.world.tiers.resume();
+    ASSERT_TRUE(two.world.optimizer->wait(UINT64_MAX).ok());
+    ASSERT_TRUE(two.world.optimizer->result(&result).ok());
+    EXPECT_EQ(result.undone, 1u);
+    for (const Entry &entry : two.entries) {
+        two.world.expect_update(entry, STW_HYPER_INIT, 1, result.clip_coefficient);
+        two.world.expect_same(entry);
+    }
+}
+
 // Where the clip is reached often, parameters are not updated twice but once, behind the verdict.
 TEST(EarlyUpdate, StopsWhereTheClipIsOftenReached)
 {

@@ -67,7 +67,8 @@ Status check_flags(uint32_t flags, uint32_t known, const char *name);
 // Sums are made in f32, f16 and bf16 alone.
 Status refuse_unsummable(const stw_tensor *tensor);
 // What a request asks for: INVALID with the reason where that cannot be.
-Status resolve_request(const stw_runtime *runtime, const stw_fetch_request &request, Range *range);
+Status resolve_request(const stw_runtime *runtime, const stw_fetch_request &request,
+                       RequestedRange *range);
 
 // Arrays of structs have the stride of their first element.
 template <class Struct> const Struct &element(const Struct *array, uint32_t index)

@@ -26,7 +26,7 @@ bool quick_enter(const stw_runtime *runtime)
 }
 
 // A view in another dtype is a copy, or a buffer that is added.
-Status resolve_dtype(const stw_fetch_request &request, Range *range)
+Status resolve_dtype(const stw_fetch_request &request, RequestedRange *range)
 {
     const stw_tensor &tensor = *request.tensor;
     STW_TRY(ChunkCopies::check_dtype(&tensor, request.dtype));
@@ -43,7 +43,7 @@ Status resolve_dtype(const stw_fetch_request &request, Range *range)
 }
 
 // Host memory of the caller's takes a copy; nothing is pinned.
-Status resolve_into(const stw_fetch_request &request, Range *range)
+Status resolve_into(const stw_fetch_request &request, RequestedRange *range)
 {
     const char *name = request.tensor->name.c_str();
     if (request.access != STW_READ) {
@@ -92,7 +92,7 @@ constexpr bool is_known(uint32_t struct_size)
 }
 
 // Of a size that is_known().
-Status resolve_known(const stw_runtime *runtime, const stw_fetch_request *at, Range *range)
+Status resolve_known(const stw_runtime *runtime, const stw_fetch_request *at, RequestedRange *range)
 {
     if (!tensor_pool.is_live(at->tensor) || at->tensor->runtime != runtime) {
         return Status::error(STW_ERROR_INVALID,
@@ -147,7 +147,7 @@ Status resolve_known(const stw_runtime *runtime, const stw_fetch_request *at, Ra
     return {};
 }
 
-Status resolve(const stw_runtime *runtime, const stw_fetch_request &from, Range *range)
+Status resolve(const stw_runtime *runtime, const stw_fetch_request &from, RequestedRange *range)
 {
     if (is_known(from.struct_size)) return resolve_known(runtime, &from, range);
     stw_fetch_request request{};
@@ -156,7 +156,7 @@ Status resolve(const stw_runtime *runtime, const stw_fetch_request &from, Range 
 }
 
 Status resolve_all(const stw_runtime *runtime, const stw_fetch_request *requests, uint32_t n,
-                   std::vector<Range> *ranges)
+                   std::vector<RequestedRange> *ranges)
 {
     if (!requests || n == 0) return Status::error(STW_ERROR_INVALID, "no requests are given");
     if (n > 65536) return Status::error(STW_ERROR_LIMIT, "%u requests in one call", n);
@@ -176,9 +176,9 @@ Status resolve_all(const stw_runtime *runtime, const stw_fetch_request *requests
 }
 
 // Nobody gets bytes, so there is nothing to write, to convert or to copy.
-Status check_absent(const std::vector<Range> &ranges)
+Status check_absent(const std::vector<RequestedRange> &ranges)
 {
-    for (const Range &range : ranges) {
+    for (const RequestedRange &range : ranges) {
         if (range.access == STW_READ && range.dtype == 0 && !range.into) continue;
         return Status::error(STW_ERROR_INVALID,
                              "%s is fetched with STW_FETCH_ABSENT, which shows no bytes: "
@@ -191,16 +191,18 @@ Status check_absent(const std::vector<Range> &ranges)
 // Wholes and copies into memory of the caller's apart from what is pinned here.
 void part_copied(FetchPlan *plan)
 {
-    const auto gathered = std::stable_partition(plan->ranges.begin(), plan->ranges.end(),
-                                                [](const Range &at) { return !is_gathered(at); });
+    const auto gathered =
+        std::stable_partition(plan->ranges.begin(), plan->ranges.end(),
+                              [](const RequestedRange &at) { return !is_gathered(at); });
     plan->gathered.assign(gathered, plan->ranges.end());
     plan->ranges.erase(gathered, plan->ranges.end());
     if (plan->flags & STW_FETCH_ABSENT) {
         plan->absent = std::exchange(plan->ranges, {});
         return;
     }
-    const auto first = std::stable_partition(plan->ranges.begin(), plan->ranges.end(),
-                                             [](const Range &range) { return !range.into; });
+    const auto first =
+        std::stable_partition(plan->ranges.begin(), plan->ranges.end(),
+                              [](const RequestedRange &range) { return !range.into; });
     plan->copied.assign(first, plan->ranges.end());
     plan->ranges.erase(first, plan->ranges.end());
 }
@@ -230,7 +232,7 @@ Status make_plan(stw_runtime *runtime, const stw_fetch_options *from,
     STW_TRY(resolve_all(runtime, requests, n, &plan->ranges));
     if (plan->flags & STW_FETCH_ABSENT) STW_TRY(check_absent(plan->ranges));
     part_copied(plan);
-    for (const Range &range : plan->ranges) {
+    for (const RequestedRange &range : plan->ranges) {
         STW_TRY(runtime->body->views.streams.check_stream_at(range.place, options.stream));
     }
     return {};
@@ -238,7 +240,7 @@ Status make_plan(stw_runtime *runtime, const stw_fetch_options *from,
 
 // Such a request can be a hit; the range is set when it can.
 bool may_hit(const stw_runtime *runtime, const stw_fetch_request &request, uint32_t stride,
-             Range *range)
+             RequestedRange *range)
 {
     return request.struct_size == stride && request.access == STW_READ &&
            resolve_known(runtime, &request, range).ok() && range->byte_count != 0 &&
@@ -255,7 +257,7 @@ bool may_hit(const stw_runtime *runtime, const stw_fetch_request &request, uint3
     }
     const uint64_t step = runtime->body->recorder.current_step();
     HitChain chain;
-    Range range;
+    RequestedRange range;
     for (uint32_t i = 0; i < n; ++i) {
         if (may_hit(runtime, element(requests, i), stride, &range) &&
             runtime->body->views.hits.add_hit(&chain, range, step)) {
@@ -285,16 +287,17 @@ bool fetch_quickly(stw_runtime *runtime, const stw_fetch_options *options,
     if (n > kOnStackMax) return fetch_many_quickly(runtime, requests, n, views_out);
     const uint64_t step = runtime->body->recorder.current_step();
     void *stream = options ? options->stream : nullptr;
-    Range range;
+    RequestedRange range;
     if (n == 1) {
         return may_hit(runtime, *requests, stride, &range) &&
                runtime->body->views.hits.fetch_hit(range, step, stream, views_out);
     }
-    static_assert(std::is_trivially_destructible_v<Range>);
-    alignas(Range) std::byte room[sizeof(Range) * kOnStackMax];  // made as far as it is used
-    auto *ranges = reinterpret_cast<Range *>(room);
+    static_assert(std::is_trivially_destructible_v<RequestedRange>);
+    alignas(RequestedRange)
+        std::byte room[sizeof(RequestedRange) * kOnStackMax];  // made as far as it is used
+    auto *ranges = reinterpret_cast<RequestedRange *>(room);
     for (uint32_t i = 0; i < n; ++i) {
-        new (&ranges[i]) Range();
+        new (&ranges[i]) RequestedRange();
         if (!may_hit(runtime, element(requests, i), stride, &ranges[i])) return false;
     }
     return runtime->body->views.hits.fetch_hits(ranges, n, step, stream, views_out);
@@ -303,7 +306,7 @@ bool fetch_quickly(stw_runtime *runtime, const stw_fetch_options *options,
 }  // namespace
 
 Status stepwell::api::resolve_request(const stw_runtime *runtime, const stw_fetch_request &request,
-                                      Range *range)
+                                      RequestedRange *range)
 {
     return resolve(runtime, request, range);
 }
@@ -349,7 +352,7 @@ stw_status stw_fetch_fits(stw_runtime *runtime, const stw_fetch_request *request
 {
     return guard([&]() -> Status {
         STW_TRY(enter(runtime));
-        std::vector<Range> ranges;
+        std::vector<RequestedRange> ranges;
         STW_TRY(resolve_all(runtime, requests, n, &ranges));
         return runtime->body->calls.fetches.fits(ranges);
     });
@@ -359,7 +362,7 @@ stw_status stw_prefetch(stw_runtime *runtime, const stw_fetch_request *requests,
 {
     return guard([&]() -> Status {
         STW_TRY(enter(runtime));
-        std::vector<Range> ranges;
+        std::vector<RequestedRange> ranges;
         STW_TRY(resolve_all(runtime, requests, n, &ranges));
         return runtime->body->calls.fetches.prefetch(ranges);
     });

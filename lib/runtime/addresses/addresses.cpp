@@ -116,7 +116,7 @@ void AddressTable::release_pack(residency::PackId pack)
 
 // Null: the range is accessible only in the arena. This includes parts of a tensor that is aliased
 // as one run, which only the library itself asks for.
-memory::AddressAlias *AddressTable::shown_of(const Range &range, PlaceId place) const
+memory::AddressAlias *AddressTable::shown_of(const RequestedRange &range, PlaceId place) const
 {
     const memory::Tier &at = machine_.tiers[place];
     if (!at.aliases || range.scratch != residency::kNone) return nullptr;
@@ -147,14 +147,14 @@ char *AddressTable::bytes_at(residency::TensorId tensor, const residency::Grant 
     return static_cast<char *>(piece_pointer(grant, piece));
 }
 
-void *AddressTable::view_pointer(const Range &range, const residency::Grant &grant) const
+void *AddressTable::view_pointer(const RequestedRange &range, const residency::Grant &grant) const
 {
     if (shown_of(range, grant.place))
         return static_cast<char *>(range.tensor->addresses[grant.place]) + range.byte_begin;
     return arena_pointer(range, grant);
 }
 
-void *AddressTable::arena_pointer(const Range &range, const residency::Grant &grant) const
+void *AddressTable::arena_pointer(const RequestedRange &range, const residency::Grant &grant) const
 {
     const memory::Tier &at = machine_.tiers[grant.place];
     if (!at.maps) {

@@ -29,12 +29,12 @@ public:
     [[nodiscard]] uint64_t pack_offset(residency::TensorId tensor) const;
     char *pointer_of(residency::PlaceId place, residency::Slot slot,
                      const residency::Transfer &transfer) const STW_REQUIRES(runtime_lock);
-    void *view_pointer(const Range &range, const residency::Grant &grant) const
+    void *view_pointer(const RequestedRange &range, const residency::Grant &grant) const
         STW_REQUIRES(runtime_lock);
     // The address in the arena, which differs from view_pointer() where the tensor has an alias.
-    void *arena_pointer(const Range &range, const residency::Grant &grant) const
+    void *arena_pointer(const RequestedRange &range, const residency::Grant &grant) const
         STW_REQUIRES(runtime_lock);
-    memory::AddressAlias *shown_of(const Range &range, residency::PlaceId place) const;
+    memory::AddressAlias *shown_of(const RequestedRange &range, residency::PlaceId place) const;
     void *piece_pointer(const residency::Grant &grant, const update::Piece &piece) const
         STW_REQUIRES(runtime_lock);
     char *bytes_at(residency::TensorId tensor, const residency::Grant &grant);

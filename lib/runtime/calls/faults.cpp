@@ -64,7 +64,7 @@ stw_tensor *Faults::tensor_at(uintptr_t address, PlaceId *place_out)
 
 Status Faults::serve(const MemoryFault &fault)
 try {
-    Range range;
+    RequestedRange range;
     bool writes = fault.writes;
     {
         const MutexLock lock(dispatch_.mutex());
@@ -114,7 +114,7 @@ try {
     return Status::error(STW_ERROR_MEMORY, "no memory to serve an access without a view");
 }
 
-Status Faults::fetch_touched(const Range &range)
+Status Faults::fetch_touched(const RequestedRange &range)
 {
     const Touches::Turn turn(*machine_.touches, range.tensor);
     std::vector<stw_view> weaker;

@@ -30,7 +30,7 @@ private:
     stw_tensor *tensor_at(uintptr_t address, residency::PlaceId *place_out)
         STW_REQUIRES(runtime_lock);
     Status serve(const MemoryFault &fault) override;
-    Status fetch_touched(const Range &range);
+    Status fetch_touched(const RequestedRange &range);
 
     AddressTable &addresses_;
     ViewEnds &ends_;

@@ -42,7 +42,7 @@ residency::FetchAsked Fetches::asked_of(const Waiter &waiter) const
     if (waiter.plan.flags & STW_FETCH_TRY) asked.flags |= residency::kFetchTry;
     if (waiter.plan.flags & STW_FETCH_WAIT_ROOM) asked.flags |= residency::kFetchWaitRoom;
     if (waiter.plan.beside_readers) asked.flags |= residency::kFetchBesideReaders;
-    for (const Range &range : waiter.plan.ranges) {
+    for (const RequestedRange &range : waiter.plan.ranges) {
         if (range.scratch != residency::kNone) {
             asked.requests.push_back(
                 {range.scratch, buffer_access(range.access), range.place, 0, sum_bytes(range)});
@@ -60,7 +60,7 @@ residency::FetchAsked Fetches::asked_of(const Waiter &waiter) const
 Status Fetches::prepare_reduces(FetchPlan &plan)
 {
     std::unordered_set<residency::TensorId> earlier;
-    for (Range &range : plan.ranges) {
+    for (RequestedRange &range : plan.ranges) {
         if (range.access != STW_REDUCE || range.scratch != residency::kNone) continue;
         if (range.byte_count == 0) continue;
         // Only a range that starts as zeros in the tensor's own dtype can be summed in place.
@@ -79,7 +79,7 @@ Status Fetches::prepare_reduces(FetchPlan &plan)
 Status Fetches::prepare_fetch(Waiter &waiter)
 {
     STW_TRY(placement_.check_places(waiter.plan));
-    for (const Range &range : waiter.plan.ranges) {
+    for (const RequestedRange &range : waiter.plan.ranges) {
         STW_TRY(zeros_.write_zeros(range.tensor));
         const bool writes = range.access == STW_WRITE || range.access == STW_READ_WRITE;
         if (writes) STW_TRY(registry_.change_shards(range.tensor));
@@ -133,7 +133,7 @@ void Fetches::ask(Waiter &waiter, Commands &out)
                                             tensor_text(name).c_str()),
                               out);
     }
-    for (const Range &range : waiter.plan.ranges) {
+    for (const RequestedRange &range : waiter.plan.ranges) {
         if (range.scratch == residency::kNone && dispatch_.core.claimed_by(range.tensor->id) != 0) {
             machine_.pipeline->prefer(range.tensor->id);
         }
@@ -142,9 +142,9 @@ void Fetches::ask(Waiter &waiter, Commands &out)
 
 Status Fetches::sticky_errors(const FetchPlan &plan)
 {
-    for (const Range &range : plan.ranges) STW_TRY(errors_.of(range.tensor->id));
-    for (const Range &range : plan.copied) STW_TRY(errors_.of(range.tensor->id));
-    for (const Range &range : plan.gathered) STW_TRY(errors_.of(range.tensor->id));
+    for (const RequestedRange &range : plan.ranges) STW_TRY(errors_.of(range.tensor->id));
+    for (const RequestedRange &range : plan.copied) STW_TRY(errors_.of(range.tensor->id));
+    for (const RequestedRange &range : plan.gathered) STW_TRY(errors_.of(range.tensor->id));
     return {};
 }
 
@@ -193,7 +193,7 @@ bool Fetches::ask_privately(residency::Refused &refused, Commands &out)
     if (refused.status.code() != STW_ERROR_EXISTS || !found) return false;
     Waiter &waiter = *found;
     bool again = false;
-    for (Range &range : waiter.plan.ranges) {
+    for (RequestedRange &range : waiter.plan.ranges) {
         if (range.access != STW_REDUCE || range.scratch != residency::kNone) continue;
         Status made;
         try {
@@ -243,7 +243,7 @@ void Fetches::undo_grants(const FetchPlan &plan, const std::vector<residency::Gr
 {
     dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         for (size_t i = 0; i < grants.size(); ++i) {
-            const Range &range = plan.ranges[i];
+            const RequestedRange &range = plan.ranges[i];
             const bool scratch = range.scratch != residency::kNone;
             const residency::TensorId tensor = scratch ? range.scratch : range.tensor->id;
             if (grants[i].by_gate) {
@@ -263,11 +263,11 @@ void Fetches::undo_grants(const FetchPlan &plan, const std::vector<residency::Gr
     });
 }
 
-Status Fetches::fits(const std::vector<Range> &ranges)
+Status Fetches::fits(const std::vector<RequestedRange> &ranges)
 {
     std::vector<const stw_tensor *> wholes;
-    std::vector<Range> own;
-    for (const Range &range : ranges) {
+    std::vector<RequestedRange> own;
+    for (const RequestedRange &range : ranges) {
         if (range.into) continue;
         if (is_gathered(range)) {
             wholes.push_back(range.tensor);
@@ -282,12 +282,12 @@ Status Fetches::fits(const std::vector<Range> &ranges)
     return placement_.fits(own);
 }
 
-Status Fetches::prefetch(const std::vector<Range> &ranges)
+Status Fetches::prefetch(const std::vector<RequestedRange> &ranges)
 {
     constexpr uint32_t kHintsMax = 1024;  // further hints are dropped
     dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         recorder_.drain_hits();
-        for (const Range &range : ranges) {
+        for (const RequestedRange &range : ranges) {
             if (core.waiting_fetches() >= kHintsMax) return;
             residency::FetchAsked asked;
             asked.flags = residency::kFetchPrefetch;
@@ -362,7 +362,7 @@ Status Fetches::begin_streams(const Waiter &waiter)
 {
     const FetchPlan &plan = waiter.plan;
     for (size_t i = 0; i < plan.ranges.size(); ++i) {
-        const Range &range = plan.ranges[i];
+        const RequestedRange &range = plan.ranges[i];
         const memory::Tier &at = machine_.tiers[waiter.grants[i].place];
         if (range.byte_count == 0) continue;
         if (machine_.pins && machine_.tiers.is_host(waiter.grants[i].place))
@@ -419,7 +419,7 @@ Status Fetches::share(const stw_view &view, stw_view *view_out)
                                       : "a converted copy of its own");
     }
     const uint64_t step = views_.slot(index).step;
-    Range range;
+    RequestedRange range;
     range.tensor = view.tensor;
     range.scope = view.scope;
     range.place = views_.slot(index).place;
@@ -469,8 +469,8 @@ Status Fetches::fill_views(Waiter &waiter, stw_view *views_out)
         wholes_.undo_wholes(waiter);
         return status;
     }
-    std::vector<Range> gathered = plan.gathered;
-    for (Range &range : gathered) {
+    std::vector<RequestedRange> gathered = plan.gathered;
+    for (RequestedRange &range : gathered) {
         range.scratch = range.tensor->sharding->whole;
         // An empty view counts as a view of the gathered tensor, as on the other ranks.
         if (is_absent(plan)) range.element_count = range.byte_count = 0;
@@ -491,12 +491,12 @@ Status Fetches::fill_views(Waiter &waiter, stw_view *views_out)
         open_view(slots[at], gathered[i], waiter.whole.grants[i], located[at], waiter, views_out);
     }
     waiter.whole.grants.clear();
-    for (Range range : plan.absent) {
+    for (RequestedRange range : plan.absent) {
         range.element_count = range.byte_count = 0;
         hits_.describe_view(range, machine_.tiers[range.place], nullptr, kCopyCookie,
                             &views_out[range.index]);
     }
-    for (const Range &range : plan.copied) {
+    for (const RequestedRange &range : plan.copied) {
         stw_view &out = views_out[range.index];
         void *pointer = range.element_count > 0 ? range.into : nullptr;
         hits_.describe_view(range, machine_.tiers[machine_.tiers.host()], pointer, kCopyCookie,
@@ -506,7 +506,7 @@ Status Fetches::fill_views(Waiter &waiter, stw_view *views_out)
     return {};
 }
 
-Fetches::Located Fetches::locate(const Range &range, const residency::Grant &grant,
+Fetches::Located Fetches::locate(const RequestedRange &range, const residency::Grant &grant,
                                  const Waiter &waiter)
 {
     Located located;
@@ -520,7 +520,7 @@ Fetches::Located Fetches::locate(const Range &range, const residency::Grant &gra
     return located;
 }
 
-void Fetches::open_view(uint32_t slot, const Range &range, const residency::Grant &grant,
+void Fetches::open_view(uint32_t slot, const RequestedRange &range, const residency::Grant &grant,
                         const Located &located, const Waiter &waiter, stw_view *views_out)
 {
     const ThreadState *state = views_.thread_state();

@@ -43,8 +43,8 @@ public:
     }
 
     Status fetch(FetchPlan plan, stw_view *views_out);
-    Status fits(const std::vector<Range> &ranges);
-    Status prefetch(const std::vector<Range> &ranges);
+    Status fits(const std::vector<RequestedRange> &ranges);
+    Status prefetch(const std::vector<RequestedRange> &ranges);
     Status share(const stw_view &view, stw_view *view_out);
     Status evict(stw_tensor *const *tensors, uint32_t n, residency::PlaceId place,
                  uint64_t timeout_ns);
@@ -76,9 +76,9 @@ private:
         void *pointer = nullptr;
         const void *there = nullptr;
     };
-    Located locate(const Range &range, const residency::Grant &grant, const Waiter &waiter)
+    Located locate(const RequestedRange &range, const residency::Grant &grant, const Waiter &waiter)
         STW_REQUIRES(runtime_lock);
-    void open_view(uint32_t slot, const Range &range, const residency::Grant &grant,
+    void open_view(uint32_t slot, const RequestedRange &range, const residency::Grant &grant,
                    const Located &located, const Waiter &waiter, stw_view *views_out);
     Status begin_streams(const Waiter &waiter);
     Status fetch_once(FetchPlan plan, stw_view *views_out);

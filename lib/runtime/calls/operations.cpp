@@ -346,7 +346,7 @@ Status Operations::collect(stw_operation *operation, void *stream, stw_view *vie
             return Status::error(STW_ERROR_INVALID, "%u views asked of a fetch of %zu requests", n,
                                  requests);
         }
-        for (const Range &range : plan.ranges)
+        for (const RequestedRange &range : plan.ranges)
             STW_TRY(streams_.check_stream_at(range.place, stream));
         waiter->plan.stream = stream;
         waiter->collected = true;

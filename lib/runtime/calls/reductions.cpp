@@ -186,7 +186,7 @@ Status Reductions::read_whole(stw_tensor *tensor, void *destination, collective:
                               const stw_copy_options &options)
 {
     FetchPlan plan;
-    Range range;
+    RequestedRange range;
     range.tensor = tensor;
     range.place = machine_.ranks->place;
     range.element_begin = asked.begin;
@@ -211,7 +211,7 @@ Status Reductions::reduce_over_ranks(stw_tensor *gradient, const void *local,
 {
     const bool more = (options.flags & STW_REDUCE_MORE) != 0;
     if (!local && more) return errors_.of(gradient->id);
-    Range range;
+    RequestedRange range;
     range.tensor = gradient;
     range.access = STW_REDUCE;
     range.place = machine_.ranks->place;
@@ -243,7 +243,7 @@ Status Reductions::read(stw_tensor *tensor, void *destination, const stw_copy_op
     const bool whole =
         tensor->sharding && tensor->sharding->is_sharded() && options.scope == STW_WHOLE;
     if (whole) return read_whole(tensor, destination, asked, options);
-    Range range;
+    RequestedRange range;
     range.tensor = tensor;
     range.into = destination;
     range.dtype = options.dtype;

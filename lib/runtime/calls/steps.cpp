@@ -240,7 +240,7 @@ schedule::Step events_of(const std::vector<DeclaredUse> &uses)
         }
         for (const schedule::Act act : {schedule::Act::kFetch, schedule::Act::kRelease}) {
             for (size_t i = begin; i < end; ++i) {
-                const Range &range = uses[i].range;
+                const RequestedRange &range = uses[i].range;
                 STW_ASSERT(range.byte_begin + range.byte_count <= range.tensor->bytes);
                 schedule::Event event;
                 event.act = act;

@@ -26,7 +26,7 @@ namespace {
 
 constexpr size_t kReadsAhead = 8;
 
-SnapshotPart part_of(const Range &range)
+SnapshotPart part_of(const RequestedRange &range)
 {
     SnapshotPart part;
     part.tensor = range.tensor;
@@ -64,7 +64,7 @@ bool Snapshots::copy_resident(const FetchPlan &plan)
     if (!plan.ranges.empty()) return false;
     std::vector<stw_view> views;
     views.reserve(plan.copied.size());
-    for (Range range : plan.copied) {
+    for (RequestedRange range : plan.copied) {
         bool hit = false;
         stw_view view;
         for (range.place = 0; !hit && range.place <= machine_.tiers.host(); ++range.place) {
@@ -77,7 +77,7 @@ bool Snapshots::copy_resident(const FetchPlan &plan)
     }
     const bool all = views.size() == plan.copied.size();
     for (size_t i = 0; all && i < views.size(); ++i) {
-        const Range &range = plan.copied[i];
+        const RequestedRange &range = plan.copied[i];
         copy_elements(range.into, range.dtype, views[i].pointer, *range.tensor,
                       range.element_count);
     }
@@ -110,15 +110,15 @@ try {
         STW_TRY(placement_.fits(plan.ranges));
     }
     auto work = std::make_unique<Snapshot>();
-    const auto add = [&](const Range &range) -> Status {
+    const auto add = [&](const RequestedRange &range) -> Status {
         if (range.element_count == 0) return {};
         STW_TRY(sleepers_.self_wait(range.tensor, residency::Access::kRead, waiter.owner));
         STW_TRY(zeros_.write_zeros(range.tensor));
         work->parts.push_back(part_of(range));
         return {};
     };
-    for (const Range &range : plan.copied) STW_TRY(add(range));
-    for (Range &range : plan.ranges) {
+    for (const RequestedRange &range : plan.copied) STW_TRY(add(range));
+    for (RequestedRange &range : plan.ranges) {
         if (!is_converted(range)) continue;
         Status made;
         dispatch_.act([&](Core &, Commands &)

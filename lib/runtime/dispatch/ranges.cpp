@@ -27,20 +27,20 @@ residency::Access buffer_access(uint32_t access)
     return access == STW_READ ? residency::Access::kReadWrite : residency::Access::kWrite;
 }
 
-uint64_t view_bytes(const Range &range)
+uint64_t view_bytes(const RequestedRange &range)
 {
     if (range.dtype == 0) return range.byte_count;
     return range.element_count * (stw_dtype_bits(range.dtype) / 8);
 }
 
-uint64_t sum_bytes(const Range &range)
+uint64_t sum_bytes(const RequestedRange &range)
 {
     if (range.access != STW_REDUCE) return view_bytes(range);
     const uint64_t size = stw_dtype_bits(range.dtype ? range.dtype : range.tensor->dtype) / 8;
     return sum_elements(*range.tensor, range.access, range.element_count) * size;
 }
 
-bool is_converted(const Range &range)
+bool is_converted(const RequestedRange &range)
 {
     return range.access == STW_READ && range.dtype != 0;
 }

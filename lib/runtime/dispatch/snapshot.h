@@ -55,7 +55,7 @@ struct Snapshot {
 };
 
 // The range is converted into a private buffer.
-bool is_converted(const Range &range);
+bool is_converted(const RequestedRange &range);
 // Copies are made before the rest is pinned.
 bool needs_copies(const FetchPlan &plan);
 // Converts elements of a tensor into `dtype`.

@@ -25,7 +25,7 @@ constexpr uint64_t kTimeoutDefaultNs = 300ull * 1000 * 1000 * 1000;
 constexpr uint32_t kReleaseNothing = 1u << 31;
 
 // One requested range. Filled before the fetch, completed by its grant.
-struct Range {
+struct RequestedRange {
     stw_tensor *tensor = nullptr;
     uint32_t access = STW_READ;
     uint32_t scope = STW_WHOLE;
@@ -43,16 +43,16 @@ struct Range {
 residency::Access access_of(uint32_t access);  // STW_READ .. STW_REDUCE
 
 // In the dtype of the view.
-uint64_t view_bytes(const Range &range);
+uint64_t view_bytes(const RequestedRange &range);
 
 // A view of the gathered tensor, for which there is a collective.
-inline bool is_gathered(const Range &range)
+inline bool is_gathered(const RequestedRange &range)
 {
     return range.tensor->sharding && range.scope == STW_WHOLE && range.access != STW_REDUCE &&
            range.tensor->sharding->is_sharded();
 }
 // The elements are those of the whole tensor, not of the shard that the core knows.
-inline bool is_of_ranks(const Range &range)
+inline bool is_of_ranks(const RequestedRange &range)
 {
     return range.tensor->sharding && range.scope == STW_WHOLE &&
            range.tensor->sharding->is_sharded();
@@ -61,7 +61,7 @@ inline bool is_of_ranks(const Range &range)
 Status elements_outside(const stw_tensor &tensor, uint64_t begin, uint64_t count, uint64_t first,
                         uint64_t elements);
 // Includes the padding of a complete buffer that is summed over ranks.
-uint64_t sum_bytes(const Range &range);
+uint64_t sum_bytes(const RequestedRange &range);
 
 // Slots of views that are pinned and not open yet, in the order of the requests.
 struct HitChain {
@@ -70,12 +70,12 @@ struct HitChain {
 };
 
 struct FetchPlan {
-    std::vector<Range> ranges;    // to be pinned
-    std::vector<Range> copied;    // into the caller's memory
-    std::vector<Range> gathered;  // gathered tensors to be pinned
-    std::vector<Range> absent;    // gathered, without bytes for this rank
-    uint32_t flags = 0;           // STW_FETCH_*
-    bool beside_readers = false;  // see kFetchBesideReaders
+    std::vector<RequestedRange> ranges;    // to be pinned
+    std::vector<RequestedRange> copied;    // into the caller's memory
+    std::vector<RequestedRange> gathered;  // gathered tensors to be pinned
+    std::vector<RequestedRange> absent;    // gathered, without bytes for this rank
+    uint32_t flags = 0;                    // STW_FETCH_*
+    bool beside_readers = false;           // see kFetchBesideReaders
     int32_t priority = 0;
     uint64_t step = 0;
     uint64_t timeout_ns = 0;
@@ -93,7 +93,7 @@ struct Snapshot;
 
 // A use in a declared step. Those of one call are adjacent.
 struct DeclaredUse {
-    Range range;
+    RequestedRange range;
     uint32_t call = 0;
     uint32_t release_flags = 0;
     uint64_t compute_ns = 0;  // while the views of the call are held

@@ -41,10 +41,10 @@ WholeEnd end_of(bool spoilt)
     return spoilt ? WholeEnd::kSpoilt : WholeEnd::kView;
 }
 
-std::vector<WholeId> wholes_of(const std::vector<Range> &ranges)
+std::vector<WholeId> wholes_of(const std::vector<RequestedRange> &ranges)
 {
     std::vector<WholeId> wholes;
-    for (const Range &range : ranges) wholes.push_back(range.tensor->sharding->whole_id);
+    for (const RequestedRange &range : ranges) wholes.push_back(range.tensor->sharding->whole_id);
     return wholes;
 }
 
@@ -118,7 +118,7 @@ Status Wholes::make_whole(stw_tensor &tensor)
 
 Status Wholes::check_gathered(const FetchPlan &plan) const
 {
-    for (const Range &range : plan.gathered) {
+    for (const RequestedRange &range : plan.gathered) {
         const char *name = range.tensor->name.c_str();
         if (range.access != plan.gathered[0].access) {
             return Status::error(STW_ERROR_UNSUPPORTED,
@@ -154,15 +154,15 @@ Status Wholes::check_gathered(const FetchPlan &plan) const
 Status Wholes::ask_wholes(Waiter &waiter)
 {
     STW_TRY(check_gathered(waiter.plan));
-    const std::vector<Range> &ranges = waiter.plan.gathered;
-    for (const Range &range : ranges) STW_TRY(zeros_.write_zeros(range.tensor));
+    const std::vector<RequestedRange> &ranges = waiter.plan.gathered;
+    for (const RequestedRange &range : ranges) STW_TRY(zeros_.write_zeros(range.tensor));
     waiter.begin = dispatch_.now();
     waiter.deadline = dispatch_.deadline(waiter.begin, waiter.plan.timeout_ns);
     waiter.cause = observe::Stall::kCollective;
     Status status;
     dispatch_.act([&](Core &, Commands &out) STW_REQUIRES(runtime_lock) {
         recorder_.drain_hits();
-        for (const Range &range : ranges) {
+        for (const RequestedRange &range : ranges) {
             status = make_whole(*range.tensor);
             if (!status.ok()) return;
         }
@@ -303,7 +303,7 @@ Status Wholes::fetch_wholes(Waiter &waiter)
 void Wholes::release_wholes(Waiter &waiter, Commands &out)
 {
     for (size_t i = 0; i < waiter.whole.grants.size(); ++i) {
-        const Range &range = waiter.plan.gathered[i];
+        const RequestedRange &range = waiter.plan.gathered[i];
         machine_.ranks->queue.gathers.release(
             range.tensor->sharding->whole_id, access_of(range.access),
             is_absent(waiter.plan) ? nullptr : &waiter.whole.grants[i], dispatch_.now(), out,
@@ -317,7 +317,7 @@ void Wholes::release_wholes(Waiter &waiter, Commands &out)
 void Wholes::release_refused(Waiter &waiter, Commands &out)
 {
     if (!std::exchange(waiter.whole.refused, false)) return;
-    for (const Range &range : waiter.plan.gathered) {
+    for (const RequestedRange &range : waiter.plan.gathered) {
         machine_.ranks->queue.gathers.release(range.tensor->sharding->whole_id,
                                               access_of(range.access), nullptr, dispatch_.now(),
                                               out, end_of(waiter.whole.invalidated));

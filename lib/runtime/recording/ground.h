@@ -35,7 +35,7 @@ class ViewTable;
 struct FetchPlan;
 struct Machine;
 struct Phase;
-struct Range;
+struct RequestedRange;
 struct ThreadState;
 struct ViewSlot;
 struct Waiter;

@@ -89,7 +89,7 @@ void AccessRecorder::note_fetch(const FetchPlan &plan)
 {
     std::vector<residency::Request> requests;
     requests.reserve(plan.ranges.size());
-    for (const Range &range : plan.ranges) {
+    for (const RequestedRange &range : plan.ranges) {
         if (is_converted(range) || range.byte_count == 0 || is_of_ranks(range)) continue;
         note_access(range.tensor->id);
         requests.push_back({range.tensor->id, access_of(range.access), range.place,
@@ -102,14 +102,14 @@ void AccessRecorder::note_fetch(const FetchPlan &plan)
 void AccessRecorder::note_copies(const FetchPlan &plan)
 {
     std::vector<residency::Request> requests;
-    const auto add = [&](const Range &range) STW_REQUIRES(runtime_lock) {
+    const auto add = [&](const RequestedRange &range) STW_REQUIRES(runtime_lock) {
         if (range.byte_count == 0) return;
         note_access(range.tensor->id);
         requests.push_back({range.tensor->id, residency::Access::kRead, residency::kAnyCpuPlace,
                             range.byte_begin, range.byte_count});
     };
-    for (const Range &range : plan.copied) add(range);
-    for (const Range &range : plan.ranges) {
+    for (const RequestedRange &range : plan.copied) add(range);
+    for (const RequestedRange &range : plan.ranges) {
         if (is_converted(range)) add(range);
     }
     note_fetched(phase_of(plan.step), schedule::Lane::kProgram, requests);
@@ -117,7 +117,7 @@ void AccessRecorder::note_copies(const FetchPlan &plan)
 
 // Of a gathered tensor only the shard can be prefetched, to where its copy is read. None for what
 // is written or summed, which has a buffer of its own.
-std::optional<residency::Request> AccessRecorder::shard_request(const Range &range) const
+std::optional<residency::Request> AccessRecorder::shard_request(const RequestedRange &range) const
 {
     const bool reads = range.access == STW_READ || range.access == STW_READ_WRITE;
     if (!reads || range.tensor->bytes == 0) return std::nullopt;
@@ -128,7 +128,7 @@ std::optional<residency::Request> AccessRecorder::shard_request(const Range &ran
 void AccessRecorder::note_gathered(const FetchPlan &plan)
 {
     std::vector<residency::Request> requests;
-    for (const Range &range : plan.gathered) {
+    for (const RequestedRange &range : plan.gathered) {
         const std::optional<residency::Request> shard = shard_request(range);
         if (!shard) continue;
         note_access(range.tensor->id);

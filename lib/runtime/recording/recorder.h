@@ -17,7 +17,7 @@ struct FetchPlan;
 class HandleTable;
 struct Machine;
 struct Phase;
-struct Range;
+struct RequestedRange;
 class ViewTable;
 
 // From STW_RELEASE_* flags.
@@ -38,7 +38,8 @@ public:
     void note_use(stw_tensor &tensor, residency::Instant begin, uint32_t thread)
         STW_REQUIRES(runtime_lock);
     [[nodiscard]] residency::PlaceId shard_place() const;
-    [[nodiscard]] std::optional<residency::Request> shard_request(const Range &range) const;
+    [[nodiscard]] std::optional<residency::Request> shard_request(
+        const RequestedRange &range) const;
     void note_gathered(const FetchPlan &plan) STW_REQUIRES(runtime_lock);
     void note_fetch(const FetchPlan &plan) STW_REQUIRES(runtime_lock);
     void note_copies(const FetchPlan &plan) STW_REQUIRES(runtime_lock);

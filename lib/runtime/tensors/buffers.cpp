@@ -41,7 +41,7 @@ Result<TensorId> PrivateBuffers::make(const residency::TensorSpec &spec)
     return status;
 }
 
-Status PrivateBuffers::make_scratch(Range &range)
+Status PrivateBuffers::make_scratch(RequestedRange &range)
 {
     Result<residency::TensorId> made = make_buffer(*range.tensor, sum_bytes(range));
     if (made.ok()) range.scratch = made.value();
@@ -58,7 +58,7 @@ void PrivateBuffers::drop_scratch(residency::TensorId scratch)
 
 void PrivateBuffers::drop_scratches(FetchPlan &plan)
 {
-    for (Range &range : plan.ranges) {
+    for (RequestedRange &range : plan.ranges) {
         if (range.scratch != residency::kNone) drop_scratch(range.scratch);
         range.scratch = residency::kNone;
     }

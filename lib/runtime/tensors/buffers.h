@@ -28,7 +28,7 @@ public:
     }
 
     void drop_scratches(FetchPlan &plan);
-    Status make_scratch(Range &range) STW_REQUIRES(runtime_lock);
+    Status make_scratch(RequestedRange &range) STW_REQUIRES(runtime_lock);
     void drop_scratch(residency::TensorId scratch);
     Status accumulate(const ViewSlot &slot, residency::TensorId sum, uint64_t sum_elements);
     Status add_up(const stw_tensor &gradient, residency::TensorId scratch, uint32_t scratch_dtype,

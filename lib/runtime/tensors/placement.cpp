@@ -83,7 +83,7 @@ uint64_t Placement::update_window() const
 Status Placement::check_places(const FetchPlan &plan) const
 {
     MutexLock lock(dispatch_.mutex());
-    for (const Range &range : plan.ranges) {
+    for (const RequestedRange &range : plan.ranges) {
         const memory::Tier &at = machine_.tiers[range.place];
         const bool part = range.byte_count != range.tensor->bytes && range.access != STW_REDUCE;
         if (part && at.aliases_runs && range.tensor->shown[range.place]) {
@@ -146,12 +146,12 @@ Status Placement::check_cpu_room() const
                          "stw_tier_set_budget");
 }
 
-Status Placement::fits(const std::vector<Range> &ranges) const
+Status Placement::fits(const std::vector<RequestedRange> &ranges) const
 {
     std::vector<residency::Request> requests;
     std::vector<residency::Request> buffers;
     requests.reserve(ranges.size());
-    for (const Range &range : ranges) {
+    for (const RequestedRange &range : ranges) {
         if (range.into) continue;  // copied block by block
         const residency::Access access = access_of(range.access);
         const bool sums = range.access == STW_REDUCE && range.tensor->sharding;

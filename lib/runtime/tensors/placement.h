@@ -33,7 +33,8 @@ public:
     std::vector<uint64_t> update_blocks STW_GUARDED_BY(runtime_lock);
 
     // For ranges at places of this process; copies to the caller's memory pass through.
-    [[nodiscard]] Status fits(const std::vector<Range> &ranges) const STW_EXCLUDES(runtime_lock);
+    [[nodiscard]] Status fits(const std::vector<RequestedRange> &ranges) const
+        STW_EXCLUDES(runtime_lock);
 };
 
 }  // namespace stepwell

@@ -41,7 +41,7 @@ void HitPath::push_after_drain(ThreadState &state, residency::TensorId tensor, P
 
 // Not recorded yet: if another range of the call is no hit, none is. Inline, as a call would be a
 // large part of a hit's time.
-[[gnu::always_inline]] inline uint32_t HitPath::pin_hit(const Range &range, uint64_t step)
+[[gnu::always_inline]] inline uint32_t HitPath::pin_hit(const RequestedRange &range, uint64_t step)
 {
     ThreadState *state = views_.thread_state();
     if (!state || errors_.any()) return residency::kNone;
@@ -64,7 +64,7 @@ void HitPath::push_after_drain(ThreadState &state, residency::TensorId tensor, P
     return index;
 }
 
-[[gnu::always_inline]] inline void HitPath::open_hit(uint32_t index, const Range &range,
+[[gnu::always_inline]] inline void HitPath::open_hit(uint32_t index, const RequestedRange &range,
                                                      uint64_t step, stw_view *view_out)
 {
     ThreadState *state = views_.thread_state();
@@ -81,8 +81,8 @@ void HitPath::push_after_drain(ThreadState &state, residency::TensorId tensor, P
 }
 
 // Like pin_hit(), if the stream is already ordered after earlier work on the bytes.
-[[gnu::always_inline]] inline uint32_t HitPath::pin_hit_on(const Range &range, uint64_t step,
-                                                           void *stream)
+[[gnu::always_inline]] inline uint32_t HitPath::pin_hit_on(const RequestedRange &range,
+                                                           uint64_t step, void *stream)
 {
     const memory::DeviceStreams *streams = machine_.tiers[range.place].streams.get();
     memory::DeviceStreams::Id id = 0;
@@ -97,7 +97,8 @@ void HitPath::push_after_drain(ThreadState &state, residency::TensorId tensor, P
     return residency::kNone;
 }
 
-bool HitPath::fetch_hit(const Range &range, uint64_t step, void *stream, stw_view *view_out)
+bool HitPath::fetch_hit(const RequestedRange &range, uint64_t step, void *stream,
+                        stw_view *view_out)
 {
     const uint32_t index = pin_hit_on(range, step, stream);
     if (index == residency::kNone) return false;
@@ -105,7 +106,7 @@ bool HitPath::fetch_hit(const Range &range, uint64_t step, void *stream, stw_vie
     return true;
 }
 
-bool HitPath::fetch_hits(const Range *ranges, uint32_t n, uint64_t step, void *stream,
+bool HitPath::fetch_hits(const RequestedRange *ranges, uint32_t n, uint64_t step, void *stream,
                          stw_view *views_out)
 {
     uint32_t pinned[kHitsAtOnceMax];
@@ -122,7 +123,7 @@ bool HitPath::fetch_hits(const Range *ranges, uint32_t n, uint64_t step, void *s
     return false;
 }
 
-bool HitPath::add_hit(HitChain *chain, const Range &range, uint64_t step)
+bool HitPath::add_hit(HitChain *chain, const RequestedRange &range, uint64_t step)
 {
     if (machine_.tiers[range.place].streams) return false;
     const uint32_t index = pin_hit(range, step);
@@ -139,7 +140,7 @@ void HitPath::open_hits(const HitChain &chain, stw_view *views_out)
     for (uint32_t index = chain.first; index != residency::kNone; ++views_out) {
         const ViewSlot &view = views_.slot(index);
         const uint32_t next = view.next;
-        Range range;
+        RequestedRange range;
         range.tensor = view.tensor;
         range.place = view.place;
         range.byte_begin = view.byte_begin;
@@ -171,7 +172,7 @@ void HitPath::undo_hit(uint32_t index)
     (void)ends_.release_one(view, STW_STREAM_SYNCED, 0);
 }
 
-void HitPath::describe_view(const Range &range, const memory::Tier &place, void *pointer,
+void HitPath::describe_view(const RequestedRange &range, const memory::Tier &place, void *pointer,
                             uint64_t cookie, stw_view *view_out)
 {
     view_out->pointer = pointer;

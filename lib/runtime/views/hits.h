@@ -24,22 +24,22 @@ public:
     }
 
     // False: not a hit. The caller then fetches the regular way.
-    bool fetch_hit(const Range &range, uint64_t step, void *stream, stw_view *view_out);
+    bool fetch_hit(const RequestedRange &range, uint64_t step, void *stream, stw_view *view_out);
     static constexpr uint32_t kHitsAtOnceMax = 16;
-    bool fetch_hits(const Range *ranges, uint32_t n, uint64_t step, void *stream,
+    bool fetch_hits(const RequestedRange *ranges, uint32_t n, uint64_t step, void *stream,
                     stw_view *views_out);
     // Hits of any number of ranges: pinned one by one, opened once all are pinned.
-    bool add_hit(HitChain *chain, const Range &range, uint64_t step);
+    bool add_hit(HitChain *chain, const RequestedRange &range, uint64_t step);
     void open_hits(const HitChain &chain, stw_view *views_out);
     void undo_hits(const HitChain &chain);
-    static void describe_view(const Range &range, const memory::Tier &place, void *pointer,
+    static void describe_view(const RequestedRange &range, const memory::Tier &place, void *pointer,
                               uint64_t cookie, stw_view *view_out);
 
 private:
-    uint32_t pin_hit(const Range &range, uint64_t step);
-    uint32_t pin_hit_on(const Range &range, uint64_t step, void *stream);
+    uint32_t pin_hit(const RequestedRange &range, uint64_t step);
+    uint32_t pin_hit_on(const RequestedRange &range, uint64_t step, void *stream);
     void undo_hit(uint32_t index);
-    void open_hit(uint32_t index, const Range &range, uint64_t step, stw_view *view_out);
+    void open_hit(uint32_t index, const RequestedRange &range, uint64_t step, stw_view *view_out);
     void push_after_drain(ThreadState &state, residency::TensorId tensor, residency::PlaceId place,
                           uint64_t step);
 

@@ -34,7 +34,7 @@ bool Sleepers::waits_for_itself(const Waiter &waiter, std::string *tensor_out)
         const bool own = (waiter.owner != 0 && view.owner == waiter.owner) ||
                          (waiter.plan.step != 0 && view.step == waiter.plan.step);
         if (!own || view.scratch != residency::kNone) continue;
-        for (const Range &range : waiter.plan.ranges) {
+        for (const RequestedRange &range : waiter.plan.ranges) {
             if (range.scratch != residency::kNone) continue;
             const bool beside = waiter.plan.beside_readers && view.place == range.place;
             const bool writes = view.access != STW_READ || (range.access != STW_READ && !beside);
@@ -239,7 +239,7 @@ void Sleepers::log_timeout(const Status &status)
 Status Sleepers::self_wait(stw_tensor *tensor, residency::Access access, uint32_t owner)
 {
     Waiter waiter;
-    Range range;
+    RequestedRange range;
     range.tensor = tensor;
     range.access = access == residency::Access::kRead ? STW_READ : STW_WRITE;
     range.place = machine_.tiers.nearest();

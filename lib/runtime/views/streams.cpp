@@ -94,7 +94,7 @@ memory::SlotRange StreamOrder::slots_of(const ViewSlot &view) const
 
 // CUDA refuses a copy across two registrations, and frameworks copy a view as a whole. A
 // concurrent hit is not detected: a copy that it starts meanwhile is one of pageable memory.
-void StreamOrder::join_registrations(const Range &range, const residency::Grant &grant)
+void StreamOrder::join_registrations(const RequestedRange &range, const residency::Grant &grant)
 {
     memory::HostPins::Range blocks;
     {
@@ -115,7 +115,7 @@ void StreamOrder::join_registrations(const Range &range, const residency::Grant 
 }
 
 // For a range that is pinned at the host tier.
-bool StreamOrder::is_joined(const Range &range) const
+bool StreamOrder::is_joined(const RequestedRange &range) const
 {
     const residency::Door &door = range.tensor->doors[range.place];
     const memory::Tier &host = machine_.tiers[machine_.tiers.host()];
@@ -125,7 +125,8 @@ bool StreamOrder::is_joined(const Range &range) const
 }
 
 // Orders the stream after the work of other views of the gathered tensor.
-Status StreamOrder::begin_whole(const Range &range, const residency::Grant &grant, void *stream)
+Status StreamOrder::begin_whole(const RequestedRange &range, const residency::Grant &grant,
+                                void *stream)
 {
     const memory::Tier &at = machine_.tiers[grant.place];
     if (!at.streams || range.byte_count == 0) return {};
@@ -147,7 +148,7 @@ Status StreamOrder::begin_export(const stw_view &view, void *stream)
 }
 
 // Most blocks are mapped when their transfers end; those that needed no transfer are mapped here.
-Status StreamOrder::show_range(const Range &range, PlaceId place, memory::SlotRange slots)
+Status StreamOrder::show_range(const RequestedRange &range, PlaceId place, memory::SlotRange slots)
 {
     memory::AddressAlias *shown = addresses_.shown_of(range, place);
     const auto block = static_cast<uint32_t>(range.byte_begin / machine_.block_bytes);
@@ -155,7 +156,8 @@ Status StreamOrder::show_range(const Range &range, PlaceId place, memory::SlotRa
 }
 
 // For a pinned range: the stream is ordered after all work on it, or is the only one that worked.
-bool StreamOrder::is_ordered(uint32_t index, const Range &range, memory::DeviceStreams::Id stream)
+bool StreamOrder::is_ordered(uint32_t index, const RequestedRange &range,
+                             memory::DeviceStreams::Id stream)
 {
     const memory::Tier &place = machine_.tiers[range.place];
     const residency::Door &door = range.tensor->doors[range.place];

@@ -27,14 +27,15 @@ public:
     // The pin continues in `moved_out`, which counts as an export; `view` and its copies are
     // invalid. The stream is ordered after the work of the view's own.
     Status begin_export(const stw_view &view, void *stream);
-    Status show_range(const Range &range, residency::PlaceId place, memory::SlotRange slots);
-    bool is_ordered(uint32_t index, const Range &range, memory::DeviceStreams::Id stream);
-    void join_registrations(const Range &range, const residency::Grant &grant);
-    [[nodiscard]] bool is_joined(const Range &range) const;
+    Status show_range(const RequestedRange &range, residency::PlaceId place,
+                      memory::SlotRange slots);
+    bool is_ordered(uint32_t index, const RequestedRange &range, memory::DeviceStreams::Id stream);
+    void join_registrations(const RequestedRange &range, const residency::Grant &grant);
+    [[nodiscard]] bool is_joined(const RequestedRange &range) const;
     // For work that no caller could repeat: retries while a stream records a graph, until the
     // default timeout has passed.
     Status when_not_busy(const std::function<Status()> &order) const;
-    Status begin_whole(const Range &range, const residency::Grant &grant, void *stream);
+    Status begin_whole(const RequestedRange &range, const residency::Grant &grant, void *stream);
     Status stream_id(residency::PlaceId place, void *stream, memory::DeviceStreams::Id *id_out);
     [[nodiscard]] memory::SlotRange slots_of(const ViewSlot &view) const;
 

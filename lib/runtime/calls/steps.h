@@ -16,14 +16,14 @@ class ViewEnds;
 class TierAccess;
 class PlanStore;
 class Prefetcher;
-class VictimPolicy;
+class ProgramVictims;
 class Wholes;
 class Meters;
 
 class Steps final : public DispatchHook, public MetadataUser, Grounded {
 public:
     Steps(const Ground &ground, Placement &placement, StreamOrder &streams, ViewEnds &ends,
-          TierAccess &pieces, PlanStore &plans, Prefetcher &prefetcher, VictimPolicy &victims,
+          TierAccess &pieces, PlanStore &plans, Prefetcher &prefetcher, ProgramVictims &victims,
           Wholes &wholes, Meters &meters)
         : Grounded(ground),
           placement_(placement),
@@ -64,7 +64,7 @@ private:
     TierAccess &pieces_;
     PlanStore &plans_;
     Prefetcher &prefetcher_;
-    VictimPolicy &victims_;
+    ProgramVictims &victims_;
     Wholes &wholes_;
     Meters &meters_;
     // Time of the last sample of bytes per tier.

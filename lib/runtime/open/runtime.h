@@ -70,7 +70,7 @@ public:
     PlanningRoom planning{{ground, meters},
                           {ground, addresses.metadata, tensors.registry, planning.models},
                           {ground, addresses.metadata, planning.plans}};
-    VictimPolicy victims{ground, addresses.metadata};
+    ProgramVictims victims{ground, addresses.metadata};
     RanksRoom ranks{{ground, views.streams},
                     {ground, addresses.table, ranks.memory},
                     {ground, ranks.memory},

@@ -17,7 +17,7 @@ namespace stepwell {
 class MetadataBudget;
 class Meters;
 class PlanStore;
-class VictimPolicy;
+class ProgramVictims;
 class OptimizerTable;
 class Reductions;
 class Steps;
@@ -25,7 +25,7 @@ class Steps;
 class Reporter final : Grounded {
 public:
     Reporter(const Ground &ground, MetadataBudget &metadata, Meters &meters, PlanStore &plans,
-             VictimPolicy &victims, OptimizerTable &optimizers, Reductions &reductions,
+             ProgramVictims &victims, OptimizerTable &optimizers, Reductions &reductions,
              Steps &steps)
         : Grounded(ground),
           metadata_(metadata),
@@ -59,7 +59,7 @@ private:
     MetadataBudget &metadata_;
     Meters &meters_;
     PlanStore &plans_;
-    VictimPolicy &victims_;
+    ProgramVictims &victims_;
     OptimizerTable &optimizers_;
     Reductions &reductions_;
     Steps &steps_;

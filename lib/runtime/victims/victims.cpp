@@ -29,14 +29,14 @@ constexpr uint64_t kScoreNodeBytes = 16;  // overhead of an allocation
 
 }  // namespace
 
-bool VictimPolicy::has_policy() const
+bool ProgramVictims::has_policy() const
 {
     return scoring && scoring->policy.rank;
 }
 
 // A tensor's part of metadata_bytes while a policy is set: its entry in the snapshot, in vectors
 // that double, and in the order of each tier.
-uint64_t VictimPolicy::policy_bytes(uint64_t tensors) const
+uint64_t ProgramVictims::policy_bytes(uint64_t tensors) const
 {
     constexpr uint64_t kEntry =
         sizeof(stw_victim) + sizeof(VictimTable::Named) + sizeof(double) + sizeof(residency::Score);
@@ -44,7 +44,7 @@ uint64_t VictimPolicy::policy_bytes(uint64_t tensors) const
            (2 * kEntry + (machine_.tiers.host() + 1) * (residency::kRankBytes + kScoreNodeBytes));
 }
 
-Status VictimPolicy::check_policy_room() const
+Status ProgramVictims::check_policy_room() const
 {
     const uint64_t needed = policy_bytes(dispatch_.core.tensor_ids());
     const uint64_t free =
@@ -61,7 +61,7 @@ Status VictimPolicy::check_policy_room() const
 }
 
 // Blocks until no call is under way. An interrupt does not end the wait of a close.
-Status VictimPolicy::await_policy(uint64_t timeout_ns, bool closes)
+Status ProgramVictims::await_policy(uint64_t timeout_ns, bool closes)
 {
     if (scoring->started && pthread_equal(scoring->thread, pthread_self())) {
         return Status::error(STW_ERROR_BUSY,
@@ -80,7 +80,7 @@ Status VictimPolicy::await_policy(uint64_t timeout_ns, bool closes)
     return {};
 }
 
-Status VictimPolicy::set_victim_policy(const stw_victim_policy *policy, uint64_t timeout_ns)
+Status ProgramVictims::set_victim_policy(const stw_victim_policy *policy, uint64_t timeout_ns)
 {
     MutexLock lock(dispatch_.mutex());
     if (!scoring && !policy) return {};
@@ -103,11 +103,11 @@ Status VictimPolicy::set_victim_policy(const stw_victim_policy *policy, uint64_t
     return status;
 }
 
-Status VictimPolicy::start_policy_thread()
+Status ProgramVictims::start_policy_thread()
 {
     const SignalsBlocked signals;
     const auto main = [](void *self) -> void * {
-        static_cast<VictimPolicy *>(self)->run_policy();
+        static_cast<ProgramVictims *>(self)->run_policy();
         return nullptr;
     };
     const int error = pthread_create(&scoring->thread, nullptr, main, this);
@@ -121,7 +121,7 @@ Status VictimPolicy::start_policy_thread()
 }
 
 // Before a close: the program is not called afterwards.
-Status VictimPolicy::end_policy(uint64_t timeout_ns)
+Status ProgramVictims::end_policy(uint64_t timeout_ns)
 {
     pthread_t thread{};
     {
@@ -145,7 +145,7 @@ Status VictimPolicy::end_policy(uint64_t timeout_ns)
 }
 
 // Has all scores renewed.
-void VictimPolicy::ask_policy()
+void ProgramVictims::ask_policy()
 {
     if (!has_policy()) return;
     for (PlaceId place = 0; place <= machine_.tiers.host(); ++place) {
@@ -155,7 +155,7 @@ void VictimPolicy::ask_policy()
 }
 
 // After every event: renews the scores of a place after many evictions.
-void VictimPolicy::note_departures()
+void ProgramVictims::note_departures()
 {
     if (!has_policy()) return;
     for (PlaceId place = 0; place <= machine_.tiers.host(); ++place) {
@@ -168,7 +168,7 @@ void VictimPolicy::note_departures()
 }
 
 // False if the runtime closes.
-bool VictimPolicy::await_scoring()
+bool ProgramVictims::await_scoring()
 {
     for (;;) {
         if (scoring->stopping) return false;
@@ -183,7 +183,7 @@ bool VictimPolicy::await_scoring()
     }
 }
 
-void VictimPolicy::run_policy()
+void ProgramVictims::run_policy()
 {
     MutexLock lock(dispatch_.mutex());
     while (await_scoring()) {
@@ -204,7 +204,7 @@ void VictimPolicy::run_policy()
     }
 }
 
-void VictimPolicy::score_place(PlaceId place)
+void ProgramVictims::score_place(PlaceId place)
 {
     const stw_victim_policy policy = scoring->policy;
     const uint64_t turn = scoring->turn;
@@ -237,7 +237,7 @@ void VictimPolicy::score_place(PlaceId place)
 }
 
 // Returns the time for which the lock was held.
-residency::Instant VictimPolicy::take_snapshot(PlaceId place, uint32_t victim_bytes)
+residency::Instant ProgramVictims::take_snapshot(PlaceId place, uint32_t victim_bytes)
 {
     VictimTable &table = scoring->table;
     table.named.clear();
@@ -258,8 +258,8 @@ residency::Instant VictimPolicy::take_snapshot(PlaceId place, uint32_t victim_by
     }
 }
 
-void VictimPolicy::show(const residency::Candidate &candidate, uint32_t victim_bytes,
-                        VictimTable &table)
+void ProgramVictims::show(const residency::Candidate &candidate, uint32_t victim_bytes,
+                          VictimTable &table)
 {
     stw_tensor *tensor = handles_.at(candidate.tensor);
     if (!tensor) return;  // a tensor of the library
@@ -283,7 +283,7 @@ void VictimPolicy::show(const residency::Candidate &candidate, uint32_t victim_b
 }
 
 // Skips tensors that were destroyed meanwhile. Those that share a block are scored in one part.
-residency::Instant VictimPolicy::apply_scores(PlaceId place)
+residency::Instant ProgramVictims::apply_scores(PlaceId place)
 {
     VictimTable &table = scoring->table;
     residency::Instant held = 0;
@@ -310,17 +310,17 @@ residency::Instant VictimPolicy::apply_scores(PlaceId place)
     return held;
 }
 
-void VictimPolicy::after_round(residency::Instant, Commands &)
+void ProgramVictims::after_round(residency::Instant, Commands &)
 {
     note_departures();
 }
 
-uint64_t VictimPolicy::metadata_bytes() const
+uint64_t ProgramVictims::metadata_bytes() const
 {
     return tensor_bytes(dispatch_.core.tensor_ids(), false);
 }
 
-uint64_t VictimPolicy::tensor_bytes(uint64_t tensors, bool at_most) const
+uint64_t ProgramVictims::tensor_bytes(uint64_t tensors, bool at_most) const
 {
     return at_most || has_policy() ? policy_bytes(tensors) : 0;
 }

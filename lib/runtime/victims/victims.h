@@ -11,9 +11,10 @@
 namespace stepwell {
 
 class MetadataBudget;
-class VictimPolicy final : public DispatchHook, public MetadataUser, Grounded {
+
+class ProgramVictims final : public DispatchHook, public MetadataUser, Grounded {
 public:
-    VictimPolicy(const Ground &ground, MetadataBudget &metadata)
+    ProgramVictims(const Ground &ground, MetadataBudget &metadata)
         : Grounded(ground), metadata_(metadata)
     {
     }

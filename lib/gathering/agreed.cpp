@@ -55,7 +55,7 @@ Status WholeGathers::remove(WholeId whole, Commands &out)
 }
 
 uint64_t WholeGathers::fetch(const std::vector<WholeId> &wholes, Access access, uint64_t owner,
-                             Instant now, Commands &out, bool absent)
+                             Commands &out, bool absent)
 {
     STW_ASSERT(!absent || access == Access::kRead);
     const uint64_t call_number = ++call_number_;
@@ -80,11 +80,11 @@ uint64_t WholeGathers::fetch(const std::vector<WholeId> &wholes, Access access, 
         if (gather != 0) call.waits.push_back(gather);
     }
     if (!absent) call.lacks = lacks_bytes(wholes);
-    if (call.waits.empty()) ask_views(call_number, now, out);
+    if (call.waits.empty()) ask_views(call_number, out);
     for (size_t i = 0; i < decision.ahead.size(); i++) {
         queue_gather(decision.ahead_gathers[i], decision.ahead[i], false);
     }
-    ask_next(now, out);
+    ask_next(out);
     return call_number;
 }
 
@@ -146,7 +146,7 @@ void WholeGathers::drop(WholeId whole, Commands &out)
     STW_ASSERT(status.ok());
 }
 
-void WholeGathers::ask_next(Instant now, Commands &out)
+void WholeGathers::ask_next(Commands &out)
 {
     while (!queue_.empty() && queue_.front().absent) start_front({}, {});
     if (queue_.empty() || queue_.front().fetch != 0) return;
@@ -165,7 +165,7 @@ void WholeGathers::ask_next(Instant now, Commands &out)
         request.byte_count = tensors_[whole].whole_bytes;
         asked.requests.push_back(request);
     }
-    queue_.front().fetch = core_.fetch(asked, now, out);
+    queue_.front().fetch = core_.fetch(asked, out);
 }
 
 void WholeGathers::start_front(const Status &status, const std::vector<Grant> &grants)
@@ -183,11 +183,11 @@ void WholeGathers::start_front(const Status &status, const std::vector<Grant> &g
     queue_.pop_front();
 }
 
-bool WholeGathers::granted(Granted &granted, Instant now, Commands &out)
+bool WholeGathers::granted(Granted &granted, Commands &out)
 {
     if (!queue_.empty() && queue_.front().fetch == granted.fetch) {
         start_front({}, granted.grants);
-        ask_next(now, out);
+        ask_next(out);
         return true;
     }
     const auto view = views_.find(granted.fetch);
@@ -198,11 +198,11 @@ bool WholeGathers::granted(Granted &granted, Instant now, Commands &out)
     return true;
 }
 
-bool WholeGathers::refused(Refused &refused, Instant now, Commands &out)
+bool WholeGathers::refused(Refused &refused, Commands &out)
 {
     if (!queue_.empty() && queue_.front().fetch == refused.fetch) {
         start_front(refused.status, {});
-        ask_next(now, out);
+        ask_next(out);
         return true;
     }
     const auto view = views_.find(refused.fetch);
@@ -213,7 +213,7 @@ bool WholeGathers::refused(Refused &refused, Instant now, Commands &out)
     return true;
 }
 
-void WholeGathers::gather_done(GatherId gather, const Status &status, bool some_absent, Instant now,
+void WholeGathers::gather_done(GatherId gather, const Status &status, bool some_absent,
                                Commands &out)
 {
     const auto found = running_.find(gather);
@@ -230,7 +230,7 @@ void WholeGathers::gather_done(GatherId gather, const Status &status, bool some_
             release.byte_count = tensors.whole_bytes;
             release.claim = start.claim;
             release.abandon = !status.ok();
-            core_.release(release, now, out);
+            core_.release(release, out);
         }
         const bool leaves = leaving_.erase({gather, whole}) > 0;
         core_.unclaim_tensor(start.claim, tensors.whole, leaves, out);
@@ -242,8 +242,8 @@ void WholeGathers::gather_done(GatherId gather, const Status &status, bool some_
         partial_[whole] = some_absent;
         failed_[whole] = status;
     }
-    gather_over(gather, now, out);
-    ask_next(now, out);
+    gather_over(gather, out);
+    ask_next(out);
 }
 
 void WholeGathers::lose(GatherId gather, const Status &status)
@@ -263,14 +263,14 @@ void WholeGathers::lose(GatherId gather, const Status &status)
     }
 }
 
-void WholeGathers::gather_over(GatherId gather, Instant now, Commands &out)
+void WholeGathers::gather_over(GatherId gather, Commands &out)
 {
     for (auto at = calls_.begin(); at != calls_.end();) {
         const uint64_t call_number = at->first;
         std::vector<GatherId> &waits = (at++)->second.waits;  // who is answered at once is gone
         const size_t before = waits.size();
         waits.erase(std::remove(waits.begin(), waits.end(), gather), waits.end());
-        if (before > 0 && waits.empty()) ask_views(call_number, now, out);
+        if (before > 0 && waits.empty()) ask_views(call_number, out);
     }
 }
 
@@ -288,7 +288,7 @@ Status WholeGathers::lacks_bytes(const std::vector<WholeId> &wholes) const
     return {};
 }
 
-void WholeGathers::ask_views(uint64_t call_number, Instant now, Commands &out)
+void WholeGathers::ask_views(uint64_t call_number, Commands &out)
 {
     const Call &call = calls_[call_number];
     const auto failed = std::find_if(call.wholes.begin(), call.wholes.end(),
@@ -315,7 +315,7 @@ void WholeGathers::ask_views(uint64_t call_number, Instant now, Commands &out)
         request.byte_count = tensors_[whole].whole_bytes;
         asked.requests.push_back(request);
     }
-    views_[core_.fetch(asked, now, out)] = call_number;
+    views_[core_.fetch(asked, out)] = call_number;
 }
 
 bool WholeGathers::gathering(WholeId whole) const
@@ -344,14 +344,14 @@ StartGather WholeGathers::queued(GatherId gather) const
     return asked;
 }
 
-void WholeGathers::release(WholeId whole, Access access, const Grant *grant, Instant now,
-                           Commands &out, WholeEnd end)
+void WholeGathers::release(WholeId whole, Access access, const Grant *grant, Commands &out,
+                           WholeEnd end)
 {
     if (end == WholeEnd::kSpoilt) ledger_.spoil(whole);
     if (partial_[whole]) ledger_.leave_last(whole);
     const WholeTensors &tensors = tensors_[whole];
     if (grant && grant->by_gate && access == Access::kRead) {
-        if (core_.gate(tensors.whole, place_).unpin()) core_.gate_idle(tensors.whole, now, out);
+        if (core_.gate(tensors.whole, place_).unpin()) core_.gate_idle(tensors.whole, out);
     } else if (grant) {
         Release release;
         release.tensor = tensors.whole;
@@ -359,7 +359,7 @@ void WholeGathers::release(WholeId whole, Access access, const Grant *grant, Ins
         release.place = place_;
         release.byte_count = tensors.whole_bytes;
         release.abandon = end == WholeEnd::kSpoilt;
-        core_.release(release, now, out);
+        core_.release(release, out);
     }
     if (ledger_.release(whole, access)) drop(whole, out);
 }
@@ -387,13 +387,13 @@ void WholeGathers::keep(WholeId whole)
     keeps_[whole].behind = ledger_.last_gather();
 }
 
-void WholeGathers::keep_over(WholeId whole, ClaimId claim, Instant now, Commands &out)
+void WholeGathers::keep_over(WholeId whole, ClaimId claim, Commands &out)
 {
     --keeps_[whole].open;
     const bool leaves =
         keeps_[whole].open == 0 && leaving_kept_.erase({keeps_[whole].behind, whole}) > 0;
     core_.unclaim_tensor(claim, tensors_[whole].whole, leaves, out);
-    ask_next(now, out);
+    ask_next(out);
 }
 
 WholeCommands WholeGathers::pump()

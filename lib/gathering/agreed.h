@@ -28,7 +28,6 @@ using residency::EventHook;
 using residency::FetchId;
 using residency::Grant;
 using residency::Granted;
-using residency::Instant;
 using residency::PlaceId;
 using residency::Refused;
 using residency::TensorId;
@@ -94,26 +93,25 @@ public:
     // Returns the call's number; the answer comes through pump(). `absent`: to read, and this rank
     // serves the others without getting the bytes. What others decide is the same, so the whole is
     // there for the ledger; it leaves with its last view on all ranks, and the next fetch gathers.
-    uint64_t fetch(const std::vector<WholeId> &wholes, Access access, uint64_t owner, Instant now,
-                   Commands &out, bool absent = false);
+    uint64_t fetch(const std::vector<WholeId> &wholes, Access access, uint64_t owner, Commands &out,
+                   bool absent = false);
     // One view of an answered call, with no grant where there was none: after a refusal that is
     // `pinned` too, at the point of the program where it learns of it. Pins end by the order of
     // calls, never by the time of a failure.
-    void release(WholeId whole, Access access, const Grant *grant, Instant now, Commands &out,
+    void release(WholeId whole, Access access, const Grant *grant, Commands &out,
                  WholeEnd end = WholeEnd::kView);
     Status write(WholeId whole, Commands &out);
     void update(WholeId whole, Commands &out);
     // What was written of it is copied out under a claim of the shell's, until keep_over(). A whole
     // that is dropped meanwhile leaves then.
     void keep(WholeId whole);
-    void keep_over(WholeId whole, ClaimId claim, Instant now, Commands &out);
+    void keep_over(WholeId whole, ClaimId claim, Commands &out);
 
     // Answers of the core that are this object's: true when it took the answer.
-    bool granted(Granted &granted, Instant now, Commands &out) override;
-    bool refused(Refused &refused, Instant now, Commands &out) override;
+    bool granted(Granted &granted, Commands &out) override;
+    bool refused(Refused &refused, Commands &out) override;
     // `some_absent`: of all ranks, as the collective told each of them.
-    void gather_done(GatherId gather, const Status &status, bool some_absent, Instant now,
-                     Commands &out);
+    void gather_done(GatherId gather, const Status &status, bool some_absent, Commands &out);
     // One that was asked for: its claim and wholes. Right after the fetch.
     [[nodiscard]] StartGather queued(GatherId gather) const;
     // A collective that ended with its memory in foreign hands: it stays pinned for good.
@@ -152,10 +150,10 @@ private:
 
     void note(uint64_t call, const WholeDecision &decision, const std::vector<WholeId> &wholes);
     void drop(WholeId whole, Commands &out);
-    void ask_next(Instant now, Commands &out);
+    void ask_next(Commands &out);
     void start_front(const Status &status, const std::vector<Grant> &grants);
-    void ask_views(uint64_t number, Instant now, Commands &out);
-    void gather_over(GatherId gather, Instant now, Commands &out);
+    void ask_views(uint64_t number, Commands &out);
+    void gather_over(GatherId gather, Commands &out);
     void queue_gather(GatherId gather, WholeId whole, bool absent);
     [[nodiscard]] Status lacks_bytes(const std::vector<WholeId> &wholes) const;
 

@@ -38,15 +38,14 @@ void CommandLoop::carry_out(Commands &round)
 void CommandLoop::answer(Commands &round)
 {
     if (round.granted.empty() && round.refused.empty()) return;
-    const Instant now = sink_.now();
     for (Granted &granted : round.granted) {
         for (EventHook *hook : hooks_) {
-            if (hook->granted(granted, now, out)) break;
+            if (hook->granted(granted, out)) break;
         }
     }
     for (Refused &refused : round.refused) {
         for (EventHook *hook : hooks_) {
-            if (hook->refused(refused, now, out)) break;
+            if (hook->refused(refused, out)) break;
         }
     }
 }

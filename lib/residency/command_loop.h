@@ -31,8 +31,8 @@ class EventHook {
 public:
     virtual ~EventHook() = default;
     // True: the answer was for this one, and no other hook gets it.
-    virtual bool granted(Granted &, Instant, Commands &) { return false; }
-    virtual bool refused(Refused &, Instant, Commands &) { return false; }
+    virtual bool granted(Granted &, Commands &) { return false; }
+    virtual bool refused(Refused &, Commands &) { return false; }
     // The commands of one round are carried out; there may be more in `out`.
     virtual void after_round(Instant, Commands &) {}
 };

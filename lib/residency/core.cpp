@@ -31,7 +31,7 @@ Core::Core(Config config)
 
 Core::~Core() = default;
 
-FetchId Core::fetch(const FetchAsked &asked, Instant, Commands &out)
+FetchId Core::fetch(const FetchAsked &asked, Commands &out)
 {
     const FetchId id = fetches_.next_id();
     Status wrong = locks_.check_request(asked);
@@ -51,7 +51,7 @@ void Core::cancel(FetchId id, Status why, Commands &out)
     runner_.advance(out);
 }
 
-void Core::release(const Release &release, Instant, Commands &out)
+void Core::release(const Release &release, Commands &out)
 {
     Tensor &tensor = tensors_[release.tensor];
     const BlockRange range = packs_.blocks_of(tensor, release.byte_begin, release.byte_count);
@@ -103,7 +103,7 @@ void Core::end_write(const Release &release, Commands &out)
     tensor.cause = Status();
 }
 
-void Core::gate_idle(TensorId id, Instant, Commands &out)
+void Core::gate_idle(TensorId id, Commands &out)
 {
     for (PlaceId place = 0; place < places_.count(); ++place) gates_.update(id, place);
     addresses_.conceal(id);
@@ -124,7 +124,7 @@ void Core::touch(TensorId id, PlaceId place)
     order_.look_at_plan(tensor.pack);
 }
 
-void Core::release_hint(TensorId id, PlaceId place, bool far, Instant, Commands &out)
+void Core::release_hint(TensorId id, PlaceId place, bool far, Commands &out)
 {
     const Tensor &tensor = tensors_[id];
     const BlockRange range = packs_.blocks_of(tensor, 0, tensor.spec.bytes);
@@ -176,7 +176,7 @@ void Core::unclaim_tensor(ClaimId claim, TensorId id, bool empties, Commands &ou
     runner_.advance(out);
 }
 
-void Core::transfer_done(TransferId id, const Status &status, Instant, Commands &out)
+void Core::transfer_done(TransferId id, const Status &status, Commands &out)
 {
     const bool known = transfers_.find(id) != nullptr;
     STW_ASSERT(known);
@@ -212,7 +212,7 @@ void Core::transfer_done(TransferId id, const Status &status, Instant, Commands 
     runner_.advance_queue(out);
 }
 
-void Core::transfer_ordered(TransferId id, Instant, Commands &out)
+void Core::transfer_ordered(TransferId id, Commands &out)
 {
     Flight *found = transfers_.find(id);
     if (!found || found->ordered) return;

@@ -64,17 +64,17 @@ public:
     void mark_valid(TensorId tensor) { lifetimes_.mark_valid(tensor); }
 
     // ---- fetch and release ---------------------------------------------------------------------
-    FetchId fetch(const FetchAsked &asked, Instant now, Commands &out);
+    FetchId fetch(const FetchAsked &asked, Commands &out);
     // Undo a fetch that was neither granted nor refused; the answer is a Refused with `why`.
     void cancel(FetchId fetch, Status why, Commands &out);
     // A view that was not pinned by a gate, or any view with write access.
-    void release(const Release &release, Instant now, Commands &out);
+    void release(const Release &release, Commands &out);
     // The last pin of a closed gate was released, or one that a fetch for room waits for.
-    void gate_idle(TensorId tensor, Instant now, Commands &out);
+    void gate_idle(TensorId tensor, Commands &out);
     // Hits that did not enter the core, in any order; for recency.
     void touch(TensorId tensor, PlaceId place);
     // A release through the gate with a hint: evict first (far), or last.
-    void release_hint(TensorId tensor, PlaceId place, bool far, Instant now, Commands &out);
+    void release_hint(TensorId tensor, PlaceId place, bool far, Commands &out);
 
     // A call will fetch more of the tensor: until let_go(), a destroy is BUSY.
     void keep(TensorId tensor) { ++tensors_[tensor].fetches; }
@@ -94,11 +94,11 @@ public:
     void keep_older(TensorId tensor, TensorId older) { tensors_[tensor].older = older; }
 
     // ---- transfers -----------------------------------------------------------------------------
-    void transfer_done(TransferId transfer, const Status &status, Instant now, Commands &out);
+    void transfer_done(TransferId transfer, const Status &status, Commands &out);
     // Of a move: its bytes have not arrived, but every use of them at their place is ordered after
     // the move, as on a device's streams. Fetches to read are answered now; the source is kept, and
     // fetches to write wait, until transfer_done().
-    void transfer_ordered(TransferId transfer, Instant now, Commands &out);
+    void transfer_ordered(TransferId transfer, Commands &out);
     // Deadlines that have passed.
     void tick(Instant now, Commands &out);
     [[nodiscard]] Instant next_deadline() const { return fetches_.next_deadline(); }

@@ -44,7 +44,7 @@ Status World::look_ahead(Rank &rank)
         const std::optional<residency::FetchAsked> asked =
             lookahead.next(rank.core, *forecast, now_);
         if (!asked) break;
-        lookahead.asked(rank.core.fetch(*asked, now_, rank.out));
+        lookahead.asked(rank.core.fetch(*asked, rank.out));
         STW_TRY(execute(rank));
     }
     // What can be written back changes only when the program goes on.

@@ -39,7 +39,7 @@ Status World::add_wholes(Rank &rank)
 void World::begin_gather(Rank &rank, OpId id)
 {
     const WholeId whole = rank.tiles[program_.ops[id].tile].whole;
-    const uint64_t call = rank.gathers.fetch({whole}, Access::kRead, kOwner, now_, rank.out);
+    const uint64_t call = rank.gathers.fetch({whole}, Access::kRead, kOwner, rank.out);
     rank.calls[call] = id;
     while (rank.collectives.gathers < rank.gathers.ledger().last_gather()) {
         auto work = std::make_unique<Collective>();
@@ -53,7 +53,7 @@ void World::let_go(Rank &rank, uint32_t tile)
 {
     std::vector<residency::Grant> &open = rank.tiles[tile].views;
     STW_ASSERT(!open.empty());
-    rank.gathers.release(rank.tiles[tile].whole, Access::kRead, &open.back(), now_, rank.out);
+    rank.gathers.release(rank.tiles[tile].whole, Access::kRead, &open.back(), rank.out);
     open.pop_back();
 }
 
@@ -123,7 +123,7 @@ void World::prepare(Rank &rank, Collective &work, std::vector<residency::Request
     asked.claim = work.claim;
     rank.trace.fetched(0, schedule::Lane::kProgram, requests.data(), requests.size(), now_);
     work.requests = std::move(requests);
-    work.preparing = rank.core.fetch(asked, now_, rank.out);
+    work.preparing = rank.core.fetch(asked, rank.out);
 }
 
 bool World::take_prepared(Rank &rank, const residency::Granted &granted)
@@ -176,8 +176,8 @@ void World::end_collective(Rank &rank)
         const bool slice = request.tensor != layout_.tiles[work->tile].gradient_whole;
         if (grant.by_gate) {
             rank.core.gate(request.tensor, grant.place).unpin();
-            rank.core.gate_idle(request.tensor, now_, rank.out);
-            if (slice) rank.core.release_hint(request.tensor, grant.place, true, now_, rank.out);
+            rank.core.gate_idle(request.tensor, rank.out);
+            if (slice) rank.core.release_hint(request.tensor, grant.place, true, rank.out);
         } else {
             residency::Release release;
             release.tensor = request.tensor;
@@ -186,13 +186,13 @@ void World::end_collective(Rank &rank)
             release.byte_count = request.byte_count;
             release.far = slice;
             release.claim = work->claim;
-            rank.core.release(release, now_, rank.out);
+            rank.core.release(release, rank.out);
         }
         if (work->gather == 0)
             rank.core.unclaim_tensor(work->claim, request.tensor, !slice, rank.out);
     }
     if (work->gather != 0) {
-        rank.gathers.gather_done(work->gather, {}, false, now_, rank.out);
+        rank.gathers.gather_done(work->gather, {}, false, rank.out);
     } else {
         const std::vector<OpId> &sums = program_.lanes[static_cast<size_t>(LaneId::kSum)];
         done(rank, sums[rank.lanes[static_cast<size_t>(LaneId::kSum)].cursor]);

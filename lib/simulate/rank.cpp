@@ -84,7 +84,7 @@ Status World::fill_tensor(Rank &rank, TensorId tensor)
     const Use use{tensor, Access::kWrite, std::min(home, kHostPlace)};
     residency::FetchAsked asked;
     asked.requests.push_back({tensor, use.access, use.place, 0, layout_.specs[tensor].bytes});
-    rank.core.fetch(asked, now_, rank.out);
+    rank.core.fetch(asked, rank.out);
     STW_TRY(execute(rank));
     if (rank.filled.empty())
         return Status::error(STW_ERROR_BUDGET, "'%s' does not get through the host",
@@ -96,7 +96,7 @@ Status World::fill_tensor(Rank &rank, TensorId tensor)
     release.place = grants[0].place;
     release.byte_count = layout_.specs[tensor].bytes;
     release.far = true;
-    rank.core.release(release, now_, rank.out);
+    rank.core.release(release, rank.out);
     STW_TRY(execute(rank));
     if (home == kNvmePlace) rank.core.evict(tensor, use.place, rank.out);
     return execute(rank);

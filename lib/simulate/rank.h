@@ -85,8 +85,8 @@ struct World::Rank final : residency::CommandSink, residency::EventHook {
     }
     void promote(residency::TransferId id) override;
     void failed(const residency::BackgroundError &) override {}
-    bool granted(residency::Granted &granted, Instant, residency::Commands &) override;
-    bool refused(residency::Refused &refused, Instant, residency::Commands &) override;
+    bool granted(residency::Granted &granted, residency::Commands &) override;
+    bool refused(residency::Refused &refused, residency::Commands &) override;
     void after_round(Instant, residency::Commands &) override;
 
     World &world;  // not owned

@@ -104,7 +104,7 @@ Status World::settle(const SharedLinks::Ended &ended)
         done(rank, static_cast<OpId>(ended.tag & ~kOpTag));
     } else {
         --rank.in_flight;
-        rank.core.transfer_done(ended.tag, {}, now_, rank.out);
+        rank.core.transfer_done(ended.tag, {}, rank.out);
         STW_TRY(execute(rank));
         if (rank.in_flight == 0 && rank.drains != kNoOp) {
             const OpId drained = rank.drains;
@@ -264,7 +264,7 @@ Status World::fetch(Rank &rank, OpId id)
     const bool updates = op.lane == LaneId::kUpdateFetch;
     rank.trace.fetched(0, updates ? schedule::Lane::kUpdate : schedule::Lane::kProgram,
                        asked.requests.data(), asked.requests.size(), now_);
-    rank.fetches[rank.core.fetch(asked, now_, rank.out)] = id;
+    rank.fetches[rank.core.fetch(asked, rank.out)] = id;
     return execute(rank);
 }
 
@@ -281,8 +281,8 @@ Status World::release(Rank &rank, const Op &op)
         bool discards = op.discard;
         if (view.by_gate) {
             rank.core.gate(tensor, place).unpin();
-            rank.core.gate_idle(tensor, now_, rank.out);
-            if (op.far) rank.core.release_hint(tensor, place, true, now_, rank.out);
+            rank.core.gate_idle(tensor, rank.out);
+            if (op.far) rank.core.release_hint(tensor, place, true, rank.out);
         } else {
             residency::Release release;
             release.tensor = tensor;
@@ -292,7 +292,7 @@ Status World::release(Rank &rank, const Op &op)
             release.far = op.far;
             release.discard = op.discard && release.access != Access::kRead;
             release.claim = claim;
-            rank.core.release(release, now_, rank.out);
+            rank.core.release(release, rank.out);
             discards = op.discard && !release.discard;
         }
         if (claim != 0) {
@@ -317,7 +317,7 @@ void World::Rank::promote(residency::TransferId id)
     world.links_.promote(number, id, static_cast<uint32_t>(residency::Class::kDemand));
 }
 
-bool World::Rank::granted(residency::Granted &granted, Instant, Commands &)
+bool World::Rank::granted(residency::Granted &granted, Commands &)
 {
     if (world.filling_) {
         filled = std::move(granted.grants);
@@ -328,7 +328,7 @@ bool World::Rank::granted(residency::Granted &granted, Instant, Commands &)
     return true;
 }
 
-bool World::Rank::refused(residency::Refused &refused, Instant, Commands &)
+bool World::Rank::refused(residency::Refused &refused, Commands &)
 {
     if (!world.end_hint(*this, refused.fetch, refused.status)) failure = std::move(refused.status);
     return true;
@@ -357,7 +357,7 @@ void World::submit(Rank &rank, const Transfer &transfer)
 {
     const bool moves = transfer.kind == TransferKind::kMove;
     if (filling_ || !moves) {
-        rank.core.transfer_done(transfer.id, {}, now_, rank.out);
+        rank.core.transfer_done(transfer.id, {}, rank.out);
         return;
     }
     ++rank.in_flight;

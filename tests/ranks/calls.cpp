@@ -36,7 +36,7 @@ FetchId Rank::ask(Who who, FetchAsked asked)
     const bool hint = (asked.flags & kFetchPrefetch) != 0;
     world_.counts.hints += hint;
     for (const Request &request : asked.requests) ++model_.tensors[request.tensor].fetches;
-    const FetchId id = core_.fetch(asked, world_.now(), out_);
+    const FetchId id = core_.fetch(asked, out_);
     last_fetch_ = id;
     if (asked.deadline != kNever) world_.wake(asked.deadline, Wake::kTick, number_);
     if (journal_.verbose()) {
@@ -117,8 +117,8 @@ void Rank::give_back(const View &view, schedule::Hint hint)
         // Open gates do not report, so whoever waits for room is told of every pin that goes.
         const bool tell = last || core_.waiting_fetches() > 0;
         const bool forgets = last && world_.planted.from_now_on(Plant::kForgottenPin);
-        if (tell && !forgets) core_.gate_idle(id, world_.now(), out_);
-        if (far || near) core_.release_hint(id, request.place, far, world_.now(), out_);
+        if (tell && !forgets) core_.gate_idle(id, out_);
+        if (far || near) core_.release_hint(id, request.place, far, out_);
     } else {
         Release release;
         release.tensor = id;
@@ -131,7 +131,7 @@ void Rank::give_back(const View &view, schedule::Hint hint)
         release.far = far;
         release.near = near;
         release.discard = dies;
-        core_.release(release, world_.now(), out_);
+        core_.release(release, out_);
         if (dies) model_.settle(id);
     }
     execute();

@@ -199,7 +199,7 @@ void Rank::load_advice()
     ++told_;
     const TensorId id = ids_[index];
     if (random_.chance(50)) {
-        core_.release_hint(id, kDevice, random_.chance(50), world_.now(), out_);
+        core_.release_hint(id, kDevice, random_.chance(50), out_);
         return;
     }
     Policy policy = model_.tensors[id].spec.policy;

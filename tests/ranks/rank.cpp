@@ -179,7 +179,7 @@ void Rank::transfer_ends(TransferId id)
     plan_due_ = true;
     const std::vector<TensorId> hurt = status.ok() ? std::vector<TensorId>() : hurt_by(flight);
     failed_.clear();
-    core_.transfer_done(id, status, world_.now(), out_);
+    core_.transfer_done(id, status, out_);
     execute();
     for (const TensorId tensor : hurt) {
         if (std::count(failed_.begin(), failed_.end(), tensor) > 0 || journal_.failed()) continue;
@@ -215,7 +215,7 @@ Rank::Pending Rank::take_pending(FetchId id)
     return {};
 }
 
-bool Rank::granted(Granted &granted, Instant, Commands &)
+bool Rank::granted(Granted &granted, Commands &)
 {
     Pending pending = take_pending(granted.fetch);
     if (journal_.failed()) return true;
@@ -250,7 +250,7 @@ bool Rank::granted(Granted &granted, Instant, Commands &)
     return true;
 }
 
-bool Rank::refused(Refused &refused, Instant, Commands &)
+bool Rank::refused(Refused &refused, Commands &)
 {
     Pending pending = take_pending(refused.fetch);
     if (journal_.failed()) return true;

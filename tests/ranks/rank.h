@@ -73,8 +73,8 @@ private:
     void failed(const BackgroundError &error) override { failed_.push_back(error.tensor); }
     void begin_transfer(const Transfer &transfer);
     [[nodiscard]] std::vector<TensorId> hurt_by(const Sent &flight) const;
-    bool granted(Granted &granted, Instant now, Commands &out) override;
-    bool refused(Refused &refused, Instant now, Commands &out) override;
+    bool granted(Granted &granted, Commands &out) override;
+    bool refused(Refused &refused, Commands &out) override;
     void answered(Pending &pending, const Status &status);
     Pending take_pending(FetchId id);
     void check_now();

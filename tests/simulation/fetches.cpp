@@ -99,7 +99,7 @@ void Program::ask(const FetchAsked &asked)
         ++(prefetch ? tensor.hints : tensor.fetches);
     }
     note(asked);
-    const FetchId id = machine_.core.fetch(asked, machine_.now(), out_);
+    const FetchId id = machine_.core.fetch(asked, out_);
     if (asking_) asking_->asked(id);
     journal_.line("fetch %llu flags %x claim %llu", (unsigned long long)id, asked.flags,
                   (unsigned long long)asked.claim);
@@ -127,7 +127,7 @@ Program::Claim *Program::claim_of(FetchId id)
     return nullptr;
 }
 
-bool Program::granted(Granted &granted, Instant, Commands &)
+bool Program::granted(Granted &granted, Commands &)
 {
     grants_++;
     journal_.line("  granted %llu", (unsigned long long)granted.fetch);
@@ -163,7 +163,7 @@ bool Program::granted(Granted &granted, Instant, Commands &)
     return true;
 }
 
-bool Program::refused(Refused &refused, Instant, Commands &)
+bool Program::refused(Refused &refused, Commands &)
 {
     refusals_++;
     last_refusal_ = refused.status.code();

@@ -311,7 +311,7 @@ void Machine::order(TransferId id)
     pins_[flight.transfer.to][flight.transfer.to_slot].targets--;
     land(flight);
     journal_.line("ordered transfer %llu", (unsigned long long)id);
-    core.transfer_ordered(id, now_, loop.out);
+    core.transfer_ordered(id, loop.out);
     loop.run();
 }
 
@@ -343,7 +343,7 @@ void Machine::complete(TransferId id)
         land(flight);
     }
     journal_.line("done transfer %llu%s", (unsigned long long)id, flight.fails ? ": fault" : "");
-    core.transfer_done(id, status, now_, loop.out);
+    core.transfer_done(id, status, loop.out);
     loop.run();
 }
 

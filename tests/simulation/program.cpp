@@ -170,7 +170,7 @@ void Program::deliver_idle()
     idle_gates_.pop_back();
     if (!model_.tensors[id].alive) return;
     journal_.line("gate idle tensor %u", id);
-    machine_.core.gate_idle(id, machine_.now(), out_);
+    machine_.core.gate_idle(id, out_);
     execute();
 }
 
@@ -211,7 +211,7 @@ void Program::hint()
     if (id == kNone) return;
     const PlaceId place = static_cast<PlaceId>(random_.below(setup_.config.places.size()));
     if ((setup_.viewable & (1u << place)) == 0) return;
-    machine_.core.release_hint(id, place, random_.chance(50), machine_.now(), out_);
+    machine_.core.release_hint(id, place, random_.chance(50), out_);
     execute();
 }
 

@@ -41,8 +41,8 @@ public:
     void finish();
     void count(Outcome &outcome) const;
 
-    bool granted(Granted &granted, Instant now, Commands &out) override;
-    bool refused(Refused &refused, Instant now, Commands &out) override;
+    bool granted(Granted &granted, Commands &out) override;
+    bool refused(Refused &refused, Commands &out) override;
 
 private:
     using View = std::unique_ptr<ModelView>;

@@ -159,7 +159,7 @@ void Rank::call_fetch(const RankCall &call)
     open.lacks = !open.absent && holds_empty_view(call.wholes);
     open_.push_back(open);
     const uint64_t number =
-        gathers_.fetch(call.wholes, Access::kRead, 1, machine_.now(), out_, call.is_absent(rank_));
+        gathers_.fetch(call.wholes, Access::kRead, 1, out_, call.is_absent(rank_));
     numbers_[number] = open_.size() - 1;
     journal_.line("rank %u fetch %zu%s", rank_, open_.size() - 1,
                   call.is_absent(rank_) ? " absent" : "");
@@ -176,7 +176,7 @@ bool Rank::call_release(const RankCall &call)
     if (open.refused || open.absent) {
         const WholeEnd end = open.spoils ? WholeEnd::kSpoilt : WholeEnd::kView;
         for (const WholeId whole : open.call->wholes) {
-            gathers_.release(whole, Access::kRead, nullptr, machine_.now(), out_, end);
+            gathers_.release(whole, Access::kRead, nullptr, out_, end);
             execute();
         }
         return true;
@@ -185,7 +185,7 @@ bool Rank::call_release(const RankCall &call)
         const WholeId whole = open.call->wholes[i];
         check_whole(whole, open.versions[i], "when released");
         machine_.unpin(kDevice, slots(tensors_[whole].whole), false);
-        gathers_.release(whole, Access::kRead, &open.grants[i], machine_.now(), out_);
+        gathers_.release(whole, Access::kRead, &open.grants[i], out_);
         execute();
     }
     return true;
@@ -219,7 +219,7 @@ void Rank::call_write(const RankCall &call)
     request.place = kDevice;
     request.byte_count = tensors_[whole].shard_bytes;
     asked.requests.push_back(request);
-    shard_writes_[machine_.core.fetch(asked, machine_.now(), out_)] = write;
+    shard_writes_[machine_.core.fetch(asked, out_)] = write;
 }
 
 std::vector<Slot> Rank::slots(TensorId tensor)
@@ -255,13 +255,13 @@ void Rank::write_shard(const ShardWrite &write, const Grant &grant)
     release.place = grant.place;
     release.byte_count = tensors.shard_bytes;
     release.claim = write.claim;
-    machine_.core.release(release, machine_.now(), out_);
+    machine_.core.release(release, out_);
     if (write.claim != 0) machine_.core.unclaim_tensor(write.claim, tensors.shard, false, out_);
     if (write.claim == 0) program_waits_--;
     machine_.loop.run();
 }
 
-bool Rank::granted(Granted &granted, Instant, Commands &)
+bool Rank::granted(Granted &granted, Commands &)
 {
     if (journal_.failed()) return true;
     if (granted.fetch == shard_read_) {
@@ -285,7 +285,7 @@ bool Rank::granted(Granted &granted, Instant, Commands &)
     return true;
 }
 
-bool Rank::refused(Refused &refused, Instant, Commands &)
+bool Rank::refused(Refused &refused, Commands &)
 {
     if (journal_.failed()) return true;
     if (local_fetches_.erase(refused.fetch) == 0) {
@@ -366,7 +366,7 @@ void Rank::read_next_shard()
     request.place = kDevice;
     request.byte_count = tensors_[front.start.wholes[front.shards.size()]].shard_bytes;
     asked.requests.push_back(request);
-    shard_read_ = machine_.core.fetch(asked, machine_.now(), out_);
+    shard_read_ = machine_.core.fetch(asked, out_);
     machine_.loop.run();
 }
 
@@ -390,7 +390,7 @@ void Rank::take_shard(const Grant &grant)
     release.byte_count = tensors.shard_bytes;
     release.internal = true;
     release.claim = front.start.claim;
-    machine_.core.release(release, machine_.now(), out_);
+    machine_.core.release(release, out_);
     machine_.loop.run();
     // It could as well have been the disk that failed.
     if (random_.per_million(plan_.faults_per_million)) {
@@ -432,7 +432,7 @@ bool Rank::finish_collective()
         const Status status =
             Status::error(fabric_.broken() ? STW_ERROR_PEER : STW_ERROR_IO, "simulated");
         const bool partial = !fabric_.broken() && fabric_.partial(start.gather);
-        gathers_.gather_done(start.gather, status, partial, machine_.now(), out_);
+        gathers_.gather_done(start.gather, status, partial, out_);
         execute();
         return true;
     }
@@ -445,7 +445,7 @@ bool Rank::finish_collective()
         }
         machine_.unpin(kDevice, slots(tensors.whole), true);
     }
-    gathers_.gather_done(start.gather, {}, fabric_.partial(start.gather), machine_.now(), out_);
+    gathers_.gather_done(start.gather, {}, fabric_.partial(start.gather), out_);
     execute();
     return true;
 }
@@ -474,7 +474,7 @@ void Rank::local_load()
     request.place = kDevice;
     request.byte_count = kBlockBytes;
     asked.requests.push_back(request);
-    local_fetches_[machine_.core.fetch(asked, machine_.now(), out_)] = request;
+    local_fetches_[machine_.core.fetch(asked, out_)] = request;
     execute();
 }
 
@@ -486,7 +486,7 @@ void Rank::release_local()
     if (local.grant.by_gate && local.request.access == Access::kRead) {
         const bool last = machine_.core.gate(local.request.tensor, kDevice).unpin();
         if (last || !machine_.core.stuck_fetches().empty()) {
-            machine_.core.gate_idle(local.request.tensor, machine_.now(), out_);
+            machine_.core.gate_idle(local.request.tensor, out_);
         }
     } else {
         Release release;
@@ -494,7 +494,7 @@ void Rank::release_local()
         release.access = local.request.access;
         release.place = kDevice;
         release.byte_count = local.request.byte_count;
-        machine_.core.release(release, machine_.now(), out_);
+        machine_.core.release(release, out_);
     }
     execute();
 }

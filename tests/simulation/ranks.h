@@ -87,8 +87,8 @@ public:
     [[nodiscard]] uint64_t transfers() const { return machine_.transfers; }
     [[nodiscard]] std::string state() const;
 
-    bool granted(Granted &granted, Instant now, Commands &out) override;
-    bool refused(Refused &refused, Instant now, Commands &out) override;
+    bool granted(Granted &granted, Commands &out) override;
+    bool refused(Refused &refused, Commands &out) override;
     void after_round(Instant now, Commands &out) override;
 
 private:

@@ -45,11 +45,10 @@ void Program::release_by_gate(const ModelView &view)
     if (tell && random_.chance(50)) {
         idle_gates_.push_back(id);
     } else if (tell) {
-        machine_.core.gate_idle(id, machine_.now(), out_);
+        machine_.core.gate_idle(id, out_);
     }
     if (random_.chance(20)) {
-        machine_.core.release_hint(id, view.request.place, random_.chance(50), machine_.now(),
-                                   out_);
+        machine_.core.release_hint(id, view.request.place, random_.chance(50), out_);
     }
 }
 
@@ -78,7 +77,7 @@ void Program::release_by_core(const ModelView &closed)
     // A view nobody saw, of bytes that were there, ends as if it had not been.
     model_.close(view, dies ? Model::End::kDead : Model::End::kGood);
     if (journal_.failed()) return;
-    machine_.core.release(release, machine_.now(), out_);
+    machine_.core.release(release, out_);
     if (!dies) return;
     journal_.line("  the contents die");
     model_.settle(view.request.tensor);

@@ -247,8 +247,7 @@ void Fetches::undo_grants(const FetchPlan &plan, const std::vector<residency::Gr
             const bool scratch = range.scratch != residency::kNone;
             const residency::TensorId tensor = scratch ? range.scratch : range.tensor->id;
             if (grants[i].by_gate) {
-                if (core.gate(tensor, grants[i].place).unpin())
-                    core.gate_idle(tensor, dispatch_.now(), out);
+                if (core.gate(tensor, grants[i].place).unpin()) core.gate_idle(tensor, out);
                 continue;
             }
             residency::Release release;
@@ -258,7 +257,7 @@ void Fetches::undo_grants(const FetchPlan &plan, const std::vector<residency::Gr
             release.byte_begin = scratch ? 0 : range.byte_begin;
             release.byte_count = scratch ? sum_bytes(range) : range.byte_count;
             release.abandon = range.access == STW_WRITE || range.access == STW_REDUCE;
-            core.release(release, dispatch_.now(), out);
+            core.release(release, out);
         }
     });
 }
@@ -296,14 +295,14 @@ Status Fetches::prefetch(const std::vector<RequestedRange> &ranges)
                 const std::optional<residency::Request> shard = recorder_.shard_request(range);
                 if (!shard) continue;
                 asked.requests.push_back(*shard);
-                core.fetch(asked, dispatch_.now(), out);
+                core.fetch(asked, out);
                 continue;
             }
             const bool copied = range.into || (range.dtype != 0 && range.access == STW_READ);
             asked.requests.push_back({range.tensor->id, residency::Access::kRead,
                                       copied ? residency::kAnyCpuPlace : range.place,
                                       range.byte_begin, range.byte_count});
-            core.fetch(asked, dispatch_.now(), out);
+            core.fetch(asked, out);
         }
     });
     return {};
@@ -548,7 +547,7 @@ void Fetches::open_view(uint32_t slot, const RequestedRange &range, const reside
     out.bytes = view_bytes(range);
 }
 
-bool Fetches::refused(residency::Refused &refused, residency::Instant, Commands &out)
+bool Fetches::refused(residency::Refused &refused, Commands &out)
 {
     return ask_privately(refused, out);
 }

@@ -57,8 +57,7 @@ public:
     // released.
     void end_kept_views_soon() { kept_views_end_.store(true); }
 
-    bool refused(residency::Refused &refused, residency::Instant now, Commands &out) override
-        STW_REQUIRES(runtime_lock);
+    bool refused(residency::Refused &refused, Commands &out) override STW_REQUIRES(runtime_lock);
     void unlocked() override;
     void answered(Waiter &waiter) override STW_REQUIRES(runtime_lock);
 

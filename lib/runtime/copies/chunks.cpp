@@ -207,7 +207,7 @@ void ChunkCopies::ask_chunk(ChunkFetch &chunk, Copy &copy)
             residency::FetchAsked hint = asked_for(residency::Access::kRead, copy.hinted, count);
             hint.flags = residency::kFetchPrefetch;
             hint.urgency = residency::Class::kPlanned;
-            copy.hints.push_back(core.fetch(hint, dispatch_.now(), out));
+            copy.hints.push_back(core.fetch(hint, out));
             copy.hinted += count;
         }
     });
@@ -238,7 +238,7 @@ void ChunkCopies::release_chunk(const ChunkFetch &chunk, const Copy &copy)
                       chunk.element_begin + chunk.element_count == copy.tensor->elements;
     release.far = copy.access != residency::Access::kRead && last;
     dispatch_.act([&](Core &core, Commands &out)
-                      STW_REQUIRES(runtime_lock) { core.release(release, dispatch_.now(), out); });
+                      STW_REQUIRES(runtime_lock) { core.release(release, out); });
 }
 
 // The range that a copy names, and this rank's part of it in elements of the shard.

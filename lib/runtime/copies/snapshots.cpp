@@ -242,7 +242,7 @@ void Snapshots::ask_ahead(Snapshot &work, Core &core, Commands &out)
         hint.urgency = residency::Class::kPlanned;
         hint.requests.push_back({part.tensor->id, residency::Access::kRead, residency::kAnyCpuPlace,
                                  hinted.at * part.from_size, count * part.from_size});
-        work.hints.push_back(core.fetch(hint, dispatch_.now(), out));
+        work.hints.push_back(core.fetch(hint, out));
         hinted.at += count;
     }
 }
@@ -260,14 +260,14 @@ void Snapshots::give_chunk_back(Snapshot &work, Core &core, Commands &out)
         release.place = grants.front().place;
         release.byte_begin = (work.next.at - part.begin) * part.to_size;
         release.byte_count = work.count * part.to_size;
-        core.release(release, dispatch_.now(), out);
+        core.release(release, out);
     }
     release.tensor = part.tensor->id;
     release.access = residency::Access::kRead;
     release.place = grants.back().place;
     release.byte_begin = work.next.at * part.from_size;
     release.byte_count = work.count * part.from_size;
-    core.release(release, dispatch_.now(), out);
+    core.release(release, out);
     work.held = false;
     work.next.at += work.count;
     if (work.next.at < part.end) return;

@@ -67,7 +67,7 @@ void Dispatcher::ask(Waiter &waiter, const residency::FetchAsked &asked, Command
 {
     waiter.done = false;
     waiter.grants.clear();
-    waiter.fetch = core.fetch(asked, now(), out);
+    waiter.fetch = core.fetch(asked, out);
     waiters_[waiter.fetch] = &waiter;
 }
 
@@ -88,12 +88,12 @@ Waiter *Dispatcher::find(residency::FetchId fetch) const
     return found == waiters_.end() ? nullptr : found->second;
 }
 
-bool Dispatcher::granted(residency::Granted &granted, Instant, Commands &)
+bool Dispatcher::granted(residency::Granted &granted, Commands &)
 {
     return answer(granted.fetch, Status(), granted.grants);
 }
 
-bool Dispatcher::refused(residency::Refused &refused, Instant, Commands &)
+bool Dispatcher::refused(residency::Refused &refused, Commands &)
 {
     std::vector<residency::Grant> none;
     return answer(refused.fetch, refused.status, none);

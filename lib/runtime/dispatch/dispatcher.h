@@ -133,10 +133,8 @@ public:
         STW_REQUIRES(runtime_lock);
 
 private:
-    bool granted(residency::Granted &granted, residency::Instant now, Commands &out) override
-        STW_REQUIRES(runtime_lock);
-    bool refused(residency::Refused &refused, residency::Instant now, Commands &out) override
-        STW_REQUIRES(runtime_lock);
+    bool granted(residency::Granted &granted, Commands &out) override STW_REQUIRES(runtime_lock);
+    bool refused(residency::Refused &refused, Commands &out) override STW_REQUIRES(runtime_lock);
     void after_round(residency::Instant now, Commands &out) override STW_REQUIRES(runtime_lock);
     bool answer(residency::FetchId fetch, const Status &status,
                 std::vector<residency::Grant> &grants) STW_REQUIRES(runtime_lock);

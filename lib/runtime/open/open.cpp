@@ -648,9 +648,8 @@ void Runtime::open_ordering()
     options.pins = &machine.pins;
     options.log = &dispatch.log;
     options.ordered = [this](residency::TransferId transfer) {
-        dispatch.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
-            core.transfer_ordered(transfer, dispatch.now(), out);
-        });
+        dispatch.act([&](Core &core, Commands &out)
+                         STW_REQUIRES(runtime_lock) { core.transfer_ordered(transfer, out); });
     };
     options.run_of = [this](const residency::Transfer &transfer) {
         const MutexLock lock(dispatch.mutex());

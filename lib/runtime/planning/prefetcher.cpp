@@ -81,7 +81,7 @@ void Prefetcher::look_ahead_in(uint32_t index)
         const std::optional<residency::FetchAsked> asked =
             lookahead.next(dispatch_.core, forecast, time);
         if (!asked) break;
-        lookahead.asked(dispatch_.core.fetch(*asked, time, dispatch_.loop.out));
+        lookahead.asked(dispatch_.core.fetch(*asked, dispatch_.loop.out));
         dispatch_.loop.run();
     }
     // Between steps every relevant change is an event, so retries can wait.
@@ -130,12 +130,12 @@ void Prefetcher::plan_now()
                       STW_REQUIRES(runtime_lock) { recorder_.plan_due = true; });
 }
 
-bool Prefetcher::granted(residency::Granted &granted, Instant, Commands &)
+bool Prefetcher::granted(residency::Granted &granted, Commands &)
 {
     return end_hint(granted.fetch, Status());
 }
 
-bool Prefetcher::refused(residency::Refused &refused, Instant, Commands &)
+bool Prefetcher::refused(residency::Refused &refused, Commands &)
 {
     return end_hint(refused.fetch, refused.status);
 }

@@ -21,10 +21,8 @@ public:
     void look_ahead() STW_REQUIRES(runtime_lock);
     void plan_now();
 
-    bool granted(residency::Granted &granted, residency::Instant now, Commands &out) override
-        STW_REQUIRES(runtime_lock);
-    bool refused(residency::Refused &refused, residency::Instant now, Commands &out) override
-        STW_REQUIRES(runtime_lock);
+    bool granted(residency::Granted &granted, Commands &out) override STW_REQUIRES(runtime_lock);
+    bool refused(residency::Refused &refused, Commands &out) override STW_REQUIRES(runtime_lock);
     void before_unlock() override STW_REQUIRES(runtime_lock);
     [[nodiscard]] residency::Instant due() const override STW_REQUIRES(runtime_lock)
     {

@@ -36,7 +36,7 @@ void Shards::give_pieces(const Waiter &waiter, const residency::FetchAsked &aske
             release.internal = true;
             release.claim = asked.claim;
             release.abandon = abandon && request.access != residency::Access::kRead;
-            core.release(release, dispatch_.now(), out);
+            core.release(release, out);
         }
     });
 }
@@ -103,7 +103,7 @@ void Shards::hint_shards()
                     asked.urgency = residency::Class::kPlanned;
                     asked.requests.push_back(
                         {tensor->id, residency::Access::kRead, residency::kAnyCpuPlace, at, count});
-                    hints.push_back(core.fetch(asked, dispatch_.now(), out));
+                    hints.push_back(core.fetch(asked, out));
                     gather.hinted += count;
                 }
                 before += tensor->bytes;

@@ -53,7 +53,7 @@ Status Sums::end(const ViewSlot &view, bool, uint32_t flags)
     bool gives = true;
     Status status;
     dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
-        core.release(release, dispatch_.now(), out);
+        core.release(release, out);
         drops |= collectives_.ranks_stopped();
         if (drops) return;
         if (!nothing) recorder_.note_reduced(tensor, view.step);

@@ -170,8 +170,8 @@ Status Wholes::ask_wholes(Waiter &waiter)
         const std::vector<WholeId> wholes = wholes_of(ranges);
         const Access access = access_of(ranges[0].access);
         const bool absent = is_absent(waiter.plan);
-        const uint64_t call = machine_.ranks->queue.gathers.fetch(wholes, access, waiter.owner,
-                                                                  dispatch_.now(), out, absent);
+        const uint64_t call =
+            machine_.ranks->queue.gathers.fetch(wholes, access, waiter.owner, out, absent);
         machine_.ranks->queue.calls[call] = {&waiter, wholes, access, absent};
         waiter.whole.call = call;
         queue_gathers();
@@ -244,8 +244,7 @@ void Wholes::answer_call(gathering::WholeGranted granted, Commands &out)
     }
     for (size_t i = 0; i < call.wholes.size(); ++i) {
         machine_.ranks->queue.gathers.release(call.wholes[i], call.access,
-                                              call.absent ? nullptr : &granted.grants[i],
-                                              dispatch_.now(), out);
+                                              call.absent ? nullptr : &granted.grants[i], out);
     }
 }
 
@@ -258,7 +257,7 @@ void Wholes::refuse_call(gathering::WholeRefused refused, Commands &out)
         call.waiter->whole.status = std::move(refused.status);
     } else if (refused.pinned) {
         for (const WholeId whole : call.wholes) {
-            machine_.ranks->queue.gathers.release(whole, call.access, nullptr, dispatch_.now(), out,
+            machine_.ranks->queue.gathers.release(whole, call.access, nullptr, out,
                                                   end_of(refused.spoils));
         }
     }
@@ -306,7 +305,7 @@ void Wholes::release_wholes(Waiter &waiter, Commands &out)
         const RequestedRange &range = waiter.plan.gathered[i];
         machine_.ranks->queue.gathers.release(
             range.tensor->sharding->whole_id, access_of(range.access),
-            is_absent(waiter.plan) ? nullptr : &waiter.whole.grants[i], dispatch_.now(), out,
+            is_absent(waiter.plan) ? nullptr : &waiter.whole.grants[i], out,
             end_of(range.access == STW_WRITE));
     }
     waiter.whole.grants.clear();
@@ -319,8 +318,8 @@ void Wholes::release_refused(Waiter &waiter, Commands &out)
     if (!std::exchange(waiter.whole.refused, false)) return;
     for (const RequestedRange &range : waiter.plan.gathered) {
         machine_.ranks->queue.gathers.release(range.tensor->sharding->whole_id,
-                                              access_of(range.access), nullptr, dispatch_.now(),
-                                              out, end_of(waiter.whole.invalidated));
+                                              access_of(range.access), nullptr, out,
+                                              end_of(waiter.whole.invalidated));
     }
 }
 
@@ -363,8 +362,7 @@ Status Wholes::end(const ViewSlot &view, bool by_gate, uint32_t flags)
             {tensor->id, Access::kRead, recorder_.shard_place(), 0, tensor->bytes}, view.step,
             flags);
         machine_.ranks->queue.gathers.release(whole, access_of(access),
-                                              view.absent ? nullptr : &grant, dispatch_.now(), out,
-                                              end_of(abandon));
+                                              view.absent ? nullptr : &grant, out, end_of(abandon));
         if (access == STW_READ || abandon || collectives_.ranks_stopped()) return;
         auto next = std::make_unique<Collective>();
         next->kind = Collective::Kind::kKeep;
@@ -403,8 +401,7 @@ void Wholes::run_keep(Collective &work)
             core.fail(tensor.id, status);
             errors_.add(tensor.id, status);
         }
-        machine_.ranks->queue.gathers.keep_over(sharding.whole_id, work.claim, dispatch_.now(),
-                                                out);
+        machine_.ranks->queue.gathers.keep_over(sharding.whole_id, work.claim, out);
         core.unclaim_tensor(work.claim, tensor.id, false, out);
     });
 }

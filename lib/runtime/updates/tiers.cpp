@@ -231,7 +231,7 @@ void TierAccess::release(uint64_t ticket, uint64_t far_pieces)
             release.internal = true;
             release.claim = mine->claim;
             recorder_.note_update_end(release);
-            core.release(release, dispatch_.now(), out);
+            core.release(release, out);
         }
     });
     delete mine;

@@ -77,8 +77,8 @@ Status ViewEnds::release(stw_view *views, uint32_t n, void *stream, uint32_t fla
         // The hit came before the hint.
         if (flags & kHints) recorder_.drain_hits();
         if (flags & kHints) recorder_.note_release(view, step, flags);
-        core.gate_idle(tensor->id, dispatch_.now(), out);
-        if (far || near) core.release_hint(tensor->id, place, far, dispatch_.now(), out);
+        core.gate_idle(tensor->id, out);
+        if (far || near) core.release_hint(tensor->id, place, far, out);
         if (flags & STW_RELEASE_DISCARD) status = core.discard(tensor->id, out);
     });
     return status.ok() ? errors_.of(tensor->id) : status;
@@ -150,7 +150,7 @@ Status ViewEnds::end_pinned(const ViewSlot &view, uint32_t flags)
         const residency::Request request{release.tensor, release.access, release.place,
                                          release.byte_begin, release.byte_count};
         recorder_.note_release(request, view.step, flags);
-        core.release(release, dispatch_.now(), out);
+        core.release(release, out);
         version = core.version(tensor->id);
         if (view.access == STW_READ && release.discard) status = core.discard(tensor->id, out);
         zeros_.note_zeros(tensor->id);
@@ -210,7 +210,7 @@ Status ViewEnds::release_reduce(const ViewSlot &slot, uint32_t flags)
     release.byte_count = buffer_bytes(slot);
     const bool drops = (flags & (STW_RELEASE_ABANDON | STW_RELEASE_DISCARD)) != 0;
     dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
-        core.release(release, dispatch_.now(), out);
+        core.release(release, out);
         if (!drops) recorder_.note_reduced(slot.tensor, slot.step);
     });
     if (drops) {
@@ -232,7 +232,7 @@ Status ViewEnds::release_converted(const ViewSlot &slot, uint32_t flags)
     release.byte_count = buffer_bytes(slot);
     Status status;
     dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
-        core.release(release, dispatch_.now(), out);
+        core.release(release, out);
         const Status gone = core.destroy(slot.scratch, out);
         STW_ASSERT(gone.ok());
         if (flags & STW_RELEASE_DISCARD) status = core.discard(tensor->id, out);

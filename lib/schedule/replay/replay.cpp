@@ -231,7 +231,7 @@ void Replay::Impl::submit(std::vector<residency::Transfer> &transfers, residency
     }
 }
 
-bool Replay::Impl::granted(residency::Granted &granted, Instant, residency::Commands &)
+bool Replay::Impl::granted(residency::Granted &granted, residency::Commands &)
 {
     const LaneState *lane = waiting_lane(granted.fetch);
     if (lane) grant(static_cast<Lane>(lane - lanes_.data()), granted);
@@ -239,7 +239,7 @@ bool Replay::Impl::granted(residency::Granted &granted, Instant, residency::Comm
     return true;
 }
 
-bool Replay::Impl::refused(residency::Refused &refused, Instant, residency::Commands &)
+bool Replay::Impl::refused(residency::Refused &refused, residency::Commands &)
 {
     if (waiting_lane(refused.fetch)) {
         failure_ = std::move(refused.status);
@@ -262,7 +262,7 @@ Status Replay::Impl::end_transfer()
 {
     ++result_.events;
     news_ = true;
-    core.transfer_done(links.take_ended(), {}, time, out_);
+    core.transfer_done(links.take_ended(), {}, out_);
     return execute();
 }
 
@@ -281,7 +281,7 @@ Status Replay::Impl::prefetch()
         if (!hint) break;
         hint->flags |= residency::kFetchPrefetch;
         ++result_.events;
-        prefetcher->asked(core.fetch(*hint, time, out_));
+        prefetcher->asked(core.fetch(*hint, out_));
         STW_TRY(execute());
     }
     prefetcher->clean(moment, core, out_);

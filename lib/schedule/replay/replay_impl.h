@@ -97,8 +97,8 @@ private:
     void submit(std::vector<residency::Transfer> &transfers, residency::Commands &out) override;
     void promote(residency::TransferId id) override { links.promote(id); }
     void failed(const residency::BackgroundError &) override {}
-    bool granted(residency::Granted &granted, residency::Instant, residency::Commands &) override;
-    bool refused(residency::Refused &refused, residency::Instant, residency::Commands &) override;
+    bool granted(residency::Granted &granted, residency::Commands &) override;
+    bool refused(residency::Refused &refused, residency::Commands &) override;
 
     const Step *step_ = nullptr;
     std::array<LaneState, kLanes> lanes_;

@@ -192,7 +192,7 @@ Status Replay::Impl::ask(Lane number)
     if (number == Lane::kUpdate) asked.flags |= residency::kFetchInternal;
     lane.wait = Wait::kFetch;
     ++result_.events;
-    lane.fetch = core.fetch(asked, time, out_);
+    lane.fetch = core.fetch(asked, out_);
     return execute();
 }
 
@@ -259,8 +259,8 @@ Status Replay::Impl::release(Lane number, const Event &event)
     if (view.by_gate) {
         const bool last = core.gate(event.tensor, place).unpin();
         const bool tell = last || lanes_[0].wait == Wait::kFetch || lanes_[1].wait == Wait::kFetch;
-        if (tell) core.gate_idle(event.tensor, time, out_);
-        if (far || near) core.release_hint(event.tensor, place, far, time, out_);
+        if (tell) core.gate_idle(event.tensor, out_);
+        if (far || near) core.release_hint(event.tensor, place, far, out_);
     } else {
         residency::Release done;
         done.tensor = event.tensor;
@@ -272,7 +272,7 @@ Status Replay::Impl::release(Lane number, const Event &event)
         done.near = near;
         done.discard = event.hint == Hint::kDiscard && done.access != Access::kRead;
         done.internal = number == Lane::kUpdate;
-        core.release(done, time, out_);
+        core.release(done, out_);
         if (done.discard) return {};
     }
     return event.hint == Hint::kDiscard ? core.discard(event.tensor, out_) : Status();

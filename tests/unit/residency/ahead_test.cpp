@@ -31,7 +31,7 @@ protected:
         asked.flags = kFetchPrefetch | kFetchPlanned;
         asked.urgency = Class::kPlanned;
         Commands out;
-        const FetchId id = core_->fetch(asked, now_, out);
+        const FetchId id = core_->fetch(asked, out);
         take(out);
         return id;
     }

@@ -77,7 +77,7 @@ protected:
         if ((flags & kFetchPrefetch) != 0) asked.urgency = Class::kHint;
         asked_.push_back(asked);
         Commands out;
-        const FetchId id = core_->fetch(asked, now_, out);
+        const FetchId id = core_->fetch(asked, out);
         by_id_[id] = asked;
         take(out);
         return id;
@@ -104,7 +104,7 @@ protected:
         const Transfer transfer = transfers_.front();
         transfers_.pop_front();
         Commands out;
-        core_->transfer_done(transfer.id, status, now_, out);
+        core_->transfer_done(transfer.id, status, out);
         take(out);
     }
     void finish_all()
@@ -125,9 +125,9 @@ protected:
             if (grant.by_gate) {
                 const bool last = core_->gate(request.tensor, grant.place).unpin();
                 if (last || !core_->stuck_fetches().empty()) {
-                    core_->gate_idle(request.tensor, now_, out);
+                    core_->gate_idle(request.tensor, out);
                 }
-                if (far) core_->release_hint(request.tensor, grant.place, true, now_, out);
+                if (far) core_->release_hint(request.tensor, grant.place, true, out);
             } else {
                 Release release;
                 release.tensor = request.tensor;
@@ -136,7 +136,7 @@ protected:
                 release.byte_begin = request.byte_begin;
                 release.byte_count = request.byte_count;
                 release.far = far;
-                core_->release(release, now_, out);
+                core_->release(release, out);
             }
             take(out);
         }
@@ -148,7 +148,7 @@ protected:
         asked.claim = claim;
         asked.requests = {all_of(tensor, Access::kReadWrite)};
         Commands out;
-        const FetchId fetch = core_->fetch(asked, now_, out);
+        const FetchId fetch = core_->fetch(asked, out);
         take(out);
         ASSERT_TRUE(granted(fetch));
         Release release;
@@ -158,7 +158,7 @@ protected:
         release.byte_count = asked.requests[0].byte_count;
         release.claim = claim;
         release.far = far;
-        core_->release(release, now_, out);
+        core_->release(release, out);
         take(out);
     }
     void unclaim(ClaimId claim, TensorId tensor)

@@ -423,7 +423,7 @@ TEST_F(CoreTest, AWriteUnderAClaimLeavesOlderContents)
     asked.claim = claim;
     asked.requests = {all_of(a, Access::kReadWrite)};
     asked.requests[0].byte_count = kBlock;
-    const FetchId first = core_->fetch(asked, now_, out);
+    const FetchId first = core_->fetch(asked, out);
     ASSERT_EQ(out.forgets.size(), 1u);
     EXPECT_EQ(out.forgets[0].block, core_->blocks_of(a).first);
     EXPECT_EQ(out.forgets[0].heir, core_->blocks_of(older).first);
@@ -439,7 +439,7 @@ TEST_F(CoreTest, AWriteUnderAClaimLeavesOlderContents)
     release.place = kDevice;
     release.byte_count = kBlock;
     release.claim = claim;
-    core_->release(release, now_, out);
+    core_->release(release, out);
     take(out);
     update_under(claim, a, false);  // writes the first block again: that is not older
     EXPECT_EQ(core_->used_blocks(kNvme), 2u);

@@ -51,7 +51,7 @@ protected:
         asked.flags = kFetchInternal | kFetchWaitRoom;
         asked.requests = {all_of(tensor, Access::kReadWrite)};
         Commands out;
-        core_->fetch(asked, now_, out);
+        core_->fetch(asked, out);
         take(out);
     }
     FetchId found() { return core_->find_deadlock(held_, sleepers_); }

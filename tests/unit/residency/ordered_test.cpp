@@ -21,7 +21,7 @@ protected:
     {
         ASSERT_FALSE(transfers_.empty());
         Commands out;
-        core_->transfer_ordered(transfers_.front().id, now_, out);
+        core_->transfer_ordered(transfers_.front().id, out);
         take(out);
     }
 };

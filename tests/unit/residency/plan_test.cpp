@@ -40,7 +40,7 @@ protected:
             const Commands commands = std::move(out);
             out = {};
             for (const Transfer &transfer : commands.transfers) {
-                core_->transfer_done(transfer.id, {}, now_, out);
+                core_->transfer_done(transfer.id, {}, out);
             }
         }
     }
@@ -155,14 +155,14 @@ TEST_F(PlanTest, ATensorOfMoreBlocksThanOneChoiceLooksAtLeavesToItsFirst)
         FetchAsked asked;
         asked.requests = {all_of(tensor, Access::kWrite)};
         Commands out;
-        core_->fetch(asked, now_, out);
+        core_->fetch(asked, out);
         carry_out(out);
         Release release;
         release.tensor = tensor;
         release.access = Access::kWrite;
         release.place = kDevice;
         release.byte_count = kBlocks * kBlock;
-        core_->release(release, now_, out);
+        core_->release(release, out);
         core_->write_back_all(out);  // what leaves clean is gone at once
         carry_out(out);
     }

@@ -153,12 +153,12 @@ class Hook final : public DispatchHook {
 public:
     Hook(const char *name, Record &record) : name_(name), record_(record) {}
 
-    bool granted(residency::Granted &, Instant, Commands &) override STW_REQUIRES(runtime_lock)
+    bool granted(residency::Granted &, Commands &) override STW_REQUIRES(runtime_lock)
     {
         locked("granted");
         return takes;
     }
-    bool refused(residency::Refused &, Instant, Commands &) override STW_REQUIRES(runtime_lock)
+    bool refused(residency::Refused &, Commands &) override STW_REQUIRES(runtime_lock)
     {
         locked("refused");
         return takes;
@@ -334,7 +334,7 @@ protected:
                 if (!any) return;
                 const Transfer transfer = disk_.queue.front();
                 disk_.queue.pop_front();
-                core.transfer_done(transfer.id, {}, Dispatcher::now(), out);
+                core.transfer_done(transfer.id, {}, out);
             });
         }
     }
@@ -344,10 +344,10 @@ protected:
             ASSERT_TRUE(waiter.done && waiter.status.ok()) << waiter.status.sentence();
             if (waiter.grants.at(0).by_gate) {
                 core.gate(tensor, kHostPlace).unpin();
-                core.gate_idle(tensor, Dispatcher::now(), out);
+                core.gate_idle(tensor, out);
                 return;
             }
-            core.release(release_of(tensor, access), Dispatcher::now(), out);
+            core.release(release_of(tensor, access), out);
         });
     }
     void sleep_until_answered(Waiter &waiter) STW_REQUIRES(runtime_lock)

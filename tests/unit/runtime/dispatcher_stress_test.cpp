@@ -69,7 +69,7 @@ public:
         if (transfer.from == kNvmePlace) value = bytes.nvme.at(transfer.block);
         if (transfer.to == kHostPlace) bytes.host.at(transfer.to_slot) = value;
         if (transfer.to == kNvmePlace) bytes.nvme[transfer.block] = value;
-        dispatch.core.transfer_done(transfer.id, {}, Dispatcher::now(), out);
+        dispatch.core.transfer_done(transfer.id, {}, out);
     }
 
     Disk disk;
@@ -221,8 +221,8 @@ private:
     {
         if (gate && !gate->unpin() && !dispatch_.has_stuck_fetch()) return;
         dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
-            if (gate) return core.gate_idle(tensor, Dispatcher::now(), out);
-            core.release(release_of(tensor, access), Dispatcher::now(), out);
+            if (gate) return core.gate_idle(tensor, out);
+            core.release(release_of(tensor, access), out);
         });
     }
 

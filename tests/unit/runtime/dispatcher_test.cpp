@@ -29,8 +29,8 @@ TEST_F(DispatcherTest, AnAnswerThatNobodyExpectsGoesToEachHook)
 {
     const TensorId tensor = create("a");
     dispatch_->act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
-        core.fetch(asked_of(tensor, Access::kRead), Dispatcher::now(), out);  // it is empty
-        core.fetch(asked_of(tensor, Access::kWrite), Dispatcher::now(), out);
+        core.fetch(asked_of(tensor, Access::kRead), out);  // it is empty
+        core.fetch(asked_of(tensor, Access::kWrite), out);
     });
     EXPECT_EQ(
         record_.take(),

@@ -99,7 +99,7 @@ protected:
             const residency::Request &request = asked->requests.at(0);
             text += core_->spec(request.tensor).name + "@" + std::to_string(request.place) + " ";
             Commands out;
-            const FetchId id = core_->fetch(*asked, now_, out);
+            const FetchId id = core_->fetch(*asked, out);
             lookahead_.asked(id);
             hints_.push_back(id);
             take(out);

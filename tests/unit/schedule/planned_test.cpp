@@ -84,7 +84,7 @@ protected:
     {
         disk_busy_ = false;
         Commands out;
-        core_->transfer_done(moving_.id, {}, now_, out);
+        core_->transfer_done(moving_.id, {}, out);
         take(out);
     }
 
@@ -96,7 +96,7 @@ protected:
         const PhaseTrace &forecast = *trace_.phase(0);
         while (const std::optional<FetchAsked> asked = lookahead_.next(*core_, forecast, now_)) {
             Commands out;
-            const FetchId id = core_->fetch(*asked, now_, out);
+            const FetchId id = core_->fetch(*asked, out);
             lookahead_.asked(id);
             hints_.push_back(id);
             take(out);

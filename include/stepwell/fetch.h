@@ -144,6 +144,8 @@ enum { /* flags of stw_release */
  * first. Cookies are cleared. Every valid view is released even if another one of the array is
  * invalid. The gradient of an optimizer whose last step waited for a norm is measured here, if all
  * of it was written at a tier the CPU can read: about 0.1 ms per MiB, which the next step saves.
+ * FAR and NEAR order the replica that was viewed. The buffer of a converted view or of a sum leaves
+ * with its view, so they have no effect there; of a gathered tensor only plans use them.
  *
  * Ownership: the views end.  Threads: any thread.  Blocks: never.
  * A WRITE view that is released unwritten leaves the old contents of its memory: use ABANDON.

@@ -376,8 +376,8 @@ stw_status release_run(stw_runtime *runtime, stw_view *views, uint32_t n, void *
 {
     const bool open = quick_enter(runtime);
     if (!open && !enter_deferred(runtime)) return guard([&] { return enter(runtime); });
-    const stw_status status =
-        guard([&] { return runtime->body->views.ends.release(views, n, stream, flags); });
+    const stw_status status = guard(
+        [&] { return runtime->body->views.ends.release(views, n, stream, ReleaseHint(flags)); });
     if (!open) leave_deferred(runtime);
     return status;
 }

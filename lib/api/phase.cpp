@@ -28,7 +28,7 @@ Status take_entry(const stw_runtime *runtime, const stw_plan_entry &entry, Decla
     request.element_count = entry.element_count;
     STW_TRY(resolve_request(runtime, request, &use->range));
     use->call = entry.fetch;
-    use->release_flags = entry.release_flags;
+    use->release = ReleaseHint(entry.release_flags);
     use->compute_ns = entry.compute_ns;
     return {};
 }

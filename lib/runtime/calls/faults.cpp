@@ -119,7 +119,7 @@ Status Faults::fetch_touched(const RequestedRange &range)
     const Touches::Turn turn(*machine_.touches, range.tensor);
     std::vector<stw_view> weaker;
     if (machine_.touches->has(range.tensor, range.access != STW_READ, &weaker)) return {};
-    if (!weaker.empty()) (void)ends_.release(weaker.data(), 1, STW_STREAM_SYNCED, 0);
+    if (!weaker.empty()) (void)ends_.release(weaker.data(), 1, STW_STREAM_SYNCED, {});
     FetchPlan plan;
     plan.ranges.push_back(range);
     plan.step = recorder_.current_step();  // waiting for a view of the same step would never end
@@ -147,7 +147,7 @@ void Faults::give_way()
 {
     if (!machine_.touches || !machine_.touches->any()) return;
     std::vector<stw_view> views = machine_.touches->take();
-    (void)ends_.release(views.data(), static_cast<uint32_t>(views.size()), STW_STREAM_SYNCED, 0);
+    (void)ends_.release(views.data(), static_cast<uint32_t>(views.size()), STW_STREAM_SYNCED, {});
     machine_.touches->released();
 }
 

@@ -202,7 +202,7 @@ Status Reductions::read_whole(stw_tensor *tensor, void *destination, collective:
         const uint32_t dtype = options.dtype ? options.dtype : tensor->dtype;
         copy_elements(destination, dtype, view.pointer, *tensor, asked.count);
     }
-    return ends_.release(&view, 1, STW_STREAM_SYNCED, 0);
+    return ends_.release(&view, 1, STW_STREAM_SYNCED, {});
 }
 
 // Uses a view to add into: the calls of all ranks are one collective; with MORE there is none yet.
@@ -229,8 +229,9 @@ Status Reductions::reduce_over_ranks(stw_tensor *gradient, const void *local,
                             options.dtype ? options.dtype : gradient->dtype, range.element_count,
                             options.scale != 0.0 ? options.scale : 1.0);
     }
-    const uint32_t flags = (more ? uint32_t{STW_RELEASE_MORE} : 0) | (local ? 0 : kReleaseNothing);
-    return ends_.release(&view, 1, STW_STREAM_SYNCED, flags);
+    const uint32_t flags =
+        (more ? uint32_t{STW_RELEASE_MORE} : 0) | (local ? 0 : ReleaseHint::kNothing);
+    return ends_.release(&view, 1, STW_STREAM_SYNCED, ReleaseHint(flags));
 }
 
 // A consistent copy, made like a fetch into the caller's memory that waits for room.

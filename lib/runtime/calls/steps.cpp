@@ -182,7 +182,7 @@ Status Steps::abort_step(stw_phase *phase, void *stream)
         if (machine_.tiers[slot.place].streams)
             STW_TRY(streams_.stream_id(slot.place, stream, &id));
         if (views_.close((serial << 24) | index) == residency::kNone) continue;
-        (void)ends_.end_view(index, slot, id, STW_RELEASE_ABANDON);
+        (void)ends_.end_view(index, slot, id, ReleaseHint(STW_RELEASE_ABANDON));
     }
     std::vector<residency::TensorId> reduced;
     {
@@ -251,7 +251,7 @@ schedule::Step events_of(const std::vector<DeclaredUse> &uses)
                 event.byte_count = range.byte_count;
                 event.with_next = act == schedule::Act::kFetch && i + 1 < end;
                 if (act == schedule::Act::kRelease) {
-                    event.hint = hint_of(uses[i].release_flags);
+                    event.hint = hint_of(uses[i].release);
                     event.compute_ns = std::exchange(compute_ns, 0);
                 }
                 step.push_back(event);

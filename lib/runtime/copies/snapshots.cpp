@@ -83,7 +83,7 @@ bool Snapshots::copy_resident(const FetchPlan &plan)
     }
     if (!views.empty())
         (void)ends_.release(views.data(), static_cast<uint32_t>(views.size()), STW_STREAM_SYNCED,
-                            0);
+                            {});
     return all;
 }
 

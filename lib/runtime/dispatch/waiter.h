@@ -4,6 +4,7 @@
 
 #include "lib/residency/types.h"
 #include "lib/runtime/handles/handles.h"
+#include "lib/runtime/handles/release_hint.h"
 #include "lib/support/status.h"
 #include "lib/support/thread_annotations.h"
 
@@ -21,8 +22,6 @@ enum class Stall : uint8_t;
 namespace stepwell {
 
 constexpr uint64_t kTimeoutDefaultNs = 300ull * 1000 * 1000 * 1000;
-// In addition to STW_RELEASE_*: this rank has no gradient and only takes part in the collective.
-constexpr uint32_t kReleaseNothing = 1u << 31;
 
 // One requested range. Filled before the fetch, completed by its grant.
 struct RequestedRange {
@@ -95,7 +94,7 @@ struct Snapshot;
 struct DeclaredUse {
     RequestedRange range;
     uint32_t call = 0;
-    uint32_t release_flags = 0;
+    ReleaseHint release;
     uint64_t compute_ns = 0;  // while the views of the call are held
 };
 

@@ -34,7 +34,7 @@ using residency::TensorId;
 // The end of a buffer that a REDUCE added into. With MORE it is kept in this rank's part of the
 // sum; without, that goes out to all ranks, in the order of releases. An empty contribution lends
 // only its memory, if this rank has no part yet.
-Status Sums::end(const ViewSlot &view, bool, uint32_t flags)
+Status Sums::end(const ViewSlot &view, bool, ReleaseHint hint)
 {
     stw_tensor *tensor = view.tensor;
     Sharding &sharding = *tensor->sharding;
@@ -43,11 +43,11 @@ Status Sums::end(const ViewSlot &view, bool, uint32_t flags)
     release.access = Access::kWrite;
     release.place = view.place;
     release.byte_count = buffer_bytes(view);
-    bool drops = (flags & (STW_RELEASE_ABANDON | STW_RELEASE_DISCARD)) != 0;
-    const bool more = (flags & STW_RELEASE_MORE) != 0;
+    bool drops = hint.drops();
+    const bool more = hint.more();
     const bool all =
         view.dtype == 0 && view.byte_count == sharding.elements() * (tensor->element_bits / 8);
-    const bool nothing = (flags & kReleaseNothing) != 0;
+    const bool nothing = hint.nothing();
     TensorId source = residency::kNone;
     bool adds = false;
     bool gives = true;

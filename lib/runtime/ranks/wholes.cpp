@@ -348,19 +348,19 @@ bool Wholes::end_wholes_early(Waiter &waiter, Commands &out)
 // ------------------------------------------------------------------------------------ release ----
 
 // Each rank keeps its own slice of what was written: it is copied to its shard after this call.
-Status Wholes::end(const ViewSlot &view, bool by_gate, uint32_t flags)
+Status Wholes::end(const ViewSlot &view, bool by_gate, ReleaseHint hint)
 {
     stw_tensor *tensor = view.tensor;
     const WholeId whole = tensor->sharding->whole_id;
     const uint32_t access = view.access;
-    const bool abandon = access != STW_READ && (flags & STW_RELEASE_ABANDON) != 0;
+    const bool abandon = access != STW_READ && hint.abandon();
     residency::Grant grant;
     grant.place = view.place;
     grant.by_gate = by_gate;
     dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         recorder_.note_release(
             {tensor->id, Access::kRead, recorder_.shard_place(), 0, tensor->bytes}, view.step,
-            flags);
+            hint);
         machine_.ranks->queue.gathers.release(whole, access_of(access),
                                               view.absent ? nullptr : &grant, out, end_of(abandon));
         if (access == STW_READ || abandon || collectives_.ranks_stopped()) return;

@@ -31,6 +31,7 @@ class AccessRecorder;
 class BackgroundErrors;
 class Dispatcher;
 class HandleTable;
+class ReleaseHint;
 class ViewTable;
 struct FetchPlan;
 struct Machine;

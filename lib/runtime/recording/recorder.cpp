@@ -15,11 +15,11 @@ namespace stepwell {
 
 using residency::PlaceId;
 
-schedule::Hint hint_of(uint32_t release_flags)
+schedule::Hint hint_of(ReleaseHint release)
 {
-    if (release_flags & STW_RELEASE_DISCARD) return schedule::Hint::kDiscard;
-    if (release_flags & STW_RELEASE_FAR) return schedule::Hint::kFar;
-    return (release_flags & STW_RELEASE_NEAR) ? schedule::Hint::kNear : schedule::Hint::kNone;
+    if (release.discard()) return schedule::Hint::kDiscard;
+    if (release.far()) return schedule::Hint::kFar;
+    return release.near() ? schedule::Hint::kNear : schedule::Hint::kNone;
 }
 
 AccessRecorder::AccessRecorder(Dispatcher &dispatch, HandleTable &handles, Machine &machine,
@@ -169,11 +169,11 @@ void AccessRecorder::note_update_end(const residency::Release &release)
     trace.released(phase_of(current_step()), schedule::Lane::kUpdate, view, hint, dispatch_.now());
 }
 
-void AccessRecorder::note_release(const residency::Request &view, uint64_t step, uint32_t flags)
+void AccessRecorder::note_release(const residency::Request &view, uint64_t step, ReleaseHint hint)
 {
     plan_due = true;
     if (!enabled) return;
-    trace.released(phase_of(step), schedule::Lane::kProgram, view, hint_of(flags), dispatch_.now());
+    trace.released(phase_of(step), schedule::Lane::kProgram, view, hint_of(hint), dispatch_.now());
 }
 
 void AccessRecorder::note_discard(schedule::Lane lane, residency::TensorId tensor)

@@ -17,11 +17,11 @@ struct FetchPlan;
 class HandleTable;
 struct Machine;
 struct Phase;
+class ReleaseHint;
 struct RequestedRange;
 class ViewTable;
 
-// From STW_RELEASE_* flags.
-schedule::Hint hint_of(uint32_t flags);
+schedule::Hint hint_of(ReleaseHint release);
 
 class AccessRecorder final {
 public:
@@ -45,7 +45,7 @@ public:
     void note_copies(const FetchPlan &plan) STW_REQUIRES(runtime_lock);
     void note_update(const residency::FetchAsked &asked) STW_REQUIRES(runtime_lock);
     void note_update_end(const residency::Release &release) STW_REQUIRES(runtime_lock);
-    void note_release(const residency::Request &view, uint64_t step, uint32_t flags)
+    void note_release(const residency::Request &view, uint64_t step, ReleaseHint hint)
         STW_REQUIRES(runtime_lock);
     void note_discard(schedule::Lane lane, residency::TensorId tensor) STW_REQUIRES(runtime_lock);
     void note_reduced(stw_tensor *gradient, uint64_t step) STW_REQUIRES(runtime_lock);

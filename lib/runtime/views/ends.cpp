@@ -6,6 +6,7 @@
 #include "lib/residency/core.h"
 #include "lib/runtime/addresses/addresses.h"
 #include "lib/runtime/dispatch/snapshot.h"
+#include "lib/runtime/handles/release_hint.h"
 #include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/tensors/buffers.h"
@@ -26,17 +27,12 @@ struct Measured {
     uint64_t order = 0;  // 0: not measured
     update::Measurement measurement;
 };
-namespace {
 
-constexpr uint32_t kHints = STW_RELEASE_FAR | STW_RELEASE_NEAR | STW_RELEASE_DISCARD;
-
-}  // namespace
-
-Status ViewEnds::release(stw_view *views, uint32_t n, void *stream, uint32_t flags)
+Status ViewEnds::release(stw_view *views, uint32_t n, void *stream, ReleaseHint hint)
 {
     Status first;
     for (uint32_t i = 0; i < n; ++i) {
-        Status status = release_one(views[i], stream, flags);
+        Status status = release_one(views[i], stream, hint);
         if (first.ok() && !status.ok()) first = std::move(status);
     }
     return first;
@@ -57,7 +53,7 @@ Status ViewEnds::release(stw_view *views, uint32_t n, void *stream, uint32_t fla
 
 // For a READ view that is pinned by its gate: takes no lock unless the core has to be notified.
 [[gnu::always_inline]] inline Status ViewEnds::end_hit(uint32_t index, const ViewSlot &slot,
-                                                       ThreadState *state, uint32_t flags)
+                                                       ThreadState *state, ReleaseHint hint)
 {
     stw_tensor *tensor = slot.tensor;
     const residency::PlaceId place = slot.place;
@@ -65,26 +61,24 @@ Status ViewEnds::release(stw_view *views, uint32_t n, void *stream, uint32_t fla
                                   slot.byte_count};
     const uint64_t step = slot.step;
     views_.give_slot(state, index);
-    if (recorder_.enabled && step != 0 && (flags & kHints) == 0 && state) {
+    if (recorder_.enabled && step != 0 && !hint.concerns_core() && state) {
         ViewTable::push_end(*state, tensor->id, place, step);
     }
     const bool last = tensor->doors[place].gate.unpin();
-    if (!last && (flags & kHints) == 0 && !dispatch_.has_stuck_fetch() && !errors_.any()) return {};
+    if (!last && !hint.concerns_core() && !dispatch_.has_stuck_fetch() && !errors_.any()) return {};
     Status status;
     dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
-        const bool far = (flags & STW_RELEASE_FAR) != 0;
-        const bool near = (flags & STW_RELEASE_NEAR) != 0;
         // The hit came before the hint.
-        if (flags & kHints) recorder_.drain_hits();
-        if (flags & kHints) recorder_.note_release(view, step, flags);
+        if (hint.concerns_core()) recorder_.drain_hits();
+        if (hint.concerns_core()) recorder_.note_release(view, step, hint);
         core.gate_idle(tensor->id, out);
-        if (far || near) core.release_hint(tensor->id, place, far, out);
-        if (flags & STW_RELEASE_DISCARD) status = core.discard(tensor->id, out);
+        if (hint.far() || hint.near()) core.release_hint(tensor->id, place, hint.far(), out);
+        if (hint.discard()) status = core.discard(tensor->id, out);
     });
     return status.ok() ? errors_.of(tensor->id) : status;
 }
 
-Status ViewEnds::release_one(stw_view &view, void *stream, uint32_t flags)
+Status ViewEnds::release_one(stw_view &view, void *stream, ReleaseHint hint)
 {
     memory::DeviceStreams::Id id = 0;
     const bool open = views_.is_view_of(view.cookie, view.tensor);
@@ -95,7 +89,7 @@ Status ViewEnds::release_one(stw_view &view, void *stream, uint32_t flags)
     }
     if (id == 0 && stream != STW_STREAM_HOST) STW_TRY(streams_.check_stream(stream));
     const uint32_t index = open ? views_.close(view.cookie) : residency::kNone;
-    if (index == residency::kNone && view.cookie == kCopyCookie) return release_copy(view, flags);
+    if (index == residency::kNone && view.cookie == kCopyCookie) return release_copy(view, hint);
     if (index == residency::kNone) {
         return Status::error(STW_ERROR_INVALID,
                              "the view with cookie 0x%llx is not open: it was released before, "
@@ -105,30 +99,30 @@ Status ViewEnds::release_one(stw_view &view, void *stream, uint32_t flags)
     view.cookie = 0;
     view.pointer = nullptr;
     ViewSlot &slot = views_.slot(index);
-    return end_view(index, slot, id, flags);
+    return end_view(index, slot, id, hint);
 }
 
 Status ViewEnds::end_view(uint32_t index, ViewSlot &slot, memory::DeviceStreams::Id stream,
-                          uint32_t flags)
+                          ReleaseHint hint)
 {
     end_on_stream(slot, stream);
     if (slot.exported) slot.exported = 0;
     ThreadState *state = views_.thread_state();
     views_.note_release(slot.owner, state);
-    if (slot.by_gate && slot.scratch == residency::kNone) return end_hit(index, slot, state, flags);
+    if (slot.by_gate && slot.scratch == residency::kNone) return end_hit(index, slot, state, hint);
     const ViewSlot copy{slot.serial.load(), slot.tensor, slot.byte_begin, slot.byte_count,
                         slot.step,          slot.owner,  slot.scratch,    slot.access,
                         slot.place,         0,           slot.dtype,      slot.absent};
     const bool by_gate = slot.by_gate != 0;
     views_.give_slot(state, index);
-    if (copy.scratch == residency::kNone) return end_pinned(copy, flags);
+    if (copy.scratch == residency::kNone) return end_pinned(copy, hint);
     const Sharding *sharding = copy.tensor->sharding.get();
-    if (sharding && copy.scratch == sharding->whole) return wholes_->end(copy, by_gate, flags);
-    return copy.access == STW_REDUCE ? release_reduce(copy, flags) : release_converted(copy, flags);
+    if (sharding && copy.scratch == sharding->whole) return wholes_->end(copy, by_gate, hint);
+    return copy.access == STW_REDUCE ? release_reduce(copy, hint) : release_converted(copy, hint);
 }
 
 // For a view that the core pinned.
-Status ViewEnds::end_pinned(const ViewSlot &view, uint32_t flags)
+Status ViewEnds::end_pinned(const ViewSlot &view, ReleaseHint hint)
 {
     stw_tensor *tensor = view.tensor;
     residency::Release release;
@@ -139,17 +133,17 @@ Status ViewEnds::end_pinned(const ViewSlot &view, uint32_t flags)
     release.place = view.place;
     release.byte_begin = view.byte_begin;
     release.byte_count = view.byte_count;
-    release.far = (flags & STW_RELEASE_FAR) != 0;
-    release.near = (flags & STW_RELEASE_NEAR) != 0;
-    release.discard = (flags & STW_RELEASE_DISCARD) != 0;
-    release.abandon = (flags & STW_RELEASE_ABANDON) != 0 && view.access != STW_READ;
-    Measured measured = measure_gradient(view, flags);
+    release.far = hint.far();
+    release.near = hint.near();
+    release.discard = hint.discard();
+    release.abandon = hint.abandon() && view.access != STW_READ;
+    Measured measured = measure_gradient(view, hint);
     uint64_t version = 0;
     Status status;
     dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         const residency::Request request{release.tensor, release.access, release.place,
                                          release.byte_begin, release.byte_count};
-        recorder_.note_release(request, view.step, flags);
+        recorder_.note_release(request, view.step, hint);
         core.release(release, out);
         version = core.version(tensor->id);
         if (view.access == STW_READ && release.discard) status = core.discard(tensor->id, out);
@@ -166,12 +160,10 @@ Status ViewEnds::end_pinned(const ViewSlot &view, uint32_t flags)
 
 // Measures a gradient for the next step's norm while its bytes are here and still pinned. If that
 // is not possible, the step measures it.
-Measured ViewEnds::measure_gradient(const ViewSlot &view, uint32_t flags)
+Measured ViewEnds::measure_gradient(const ViewSlot &view, ReleaseHint hint)
 {
-    constexpr uint32_t kMoves =
-        STW_RELEASE_MORE | STW_RELEASE_ABANDON | STW_RELEASE_DISCARD;  // kept open, or dropped
     const bool whole = view.byte_begin == 0 && view.byte_count == view.tensor->bytes;
-    if (view.access == STW_READ || !whole || view.byte_count == 0 || (flags & kMoves) != 0) {
+    if (view.access == STW_READ || !whole || view.byte_count == 0 || hint.more() || hint.drops()) {
         return {};
     }
     if (!machine_.pipeline || !machine_.tiers[view.place].cpu_access) return {};
@@ -200,20 +192,19 @@ Measured ViewEnds::measure_gradient(const ViewSlot &view, uint32_t flags)
 }
 
 // The private buffer is added after the call, in the order of releases.
-Status ViewEnds::release_reduce(const ViewSlot &slot, uint32_t flags)
+Status ViewEnds::release_reduce(const ViewSlot &slot, ReleaseHint hint)
 {
-    if (slot.tensor->sharding) return sums_->end(slot, false, flags);
+    if (slot.tensor->sharding) return sums_->end(slot, false, hint);
     residency::Release release;
     release.tensor = slot.scratch;
     release.access = residency::Access::kWrite;
     release.place = slot.place;
     release.byte_count = buffer_bytes(slot);
-    const bool drops = (flags & (STW_RELEASE_ABANDON | STW_RELEASE_DISCARD)) != 0;
     dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         core.release(release, out);
-        if (!drops) recorder_.note_reduced(slot.tensor, slot.step);
+        if (!hint.drops()) recorder_.note_reduced(slot.tensor, slot.step);
     });
-    if (drops) {
+    if (hint.drops()) {
         buffers_.drop_scratch(slot.scratch);
         return {};
     }
@@ -222,7 +213,7 @@ Status ViewEnds::release_reduce(const ViewSlot &slot, uint32_t flags)
 }
 
 // The private buffer is destroyed with its view.
-Status ViewEnds::release_converted(const ViewSlot &slot, uint32_t flags)
+Status ViewEnds::release_converted(const ViewSlot &slot, ReleaseHint hint)
 {
     stw_tensor *tensor = slot.tensor;
     residency::Release release;
@@ -235,7 +226,7 @@ Status ViewEnds::release_converted(const ViewSlot &slot, uint32_t flags)
         core.release(release, out);
         const Status gone = core.destroy(slot.scratch, out);
         STW_ASSERT(gone.ok());
-        if (flags & STW_RELEASE_DISCARD) status = core.discard(tensor->id, out);
+        if (hint.discard()) status = core.discard(tensor->id, out);
         zeros_.note_zeros(tensor->id);
     });
     if (!status.ok()) return status;
@@ -243,11 +234,11 @@ Status ViewEnds::release_converted(const ViewSlot &slot, uint32_t flags)
 }
 
 // A copy in the caller's memory holds nothing.
-Status ViewEnds::release_copy(stw_view &view, uint32_t flags)
+Status ViewEnds::release_copy(stw_view &view, ReleaseHint hint)
 {
     view.cookie = 0;
     view.pointer = nullptr;
-    if (flags & STW_RELEASE_DISCARD) STW_TRY(registry_.discard(&view.tensor, 1));
+    if (hint.discard()) STW_TRY(registry_.discard(&view.tensor, 1));
     return errors_.of(view.tensor->id);
 }
 

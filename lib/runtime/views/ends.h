@@ -19,7 +19,7 @@ class StreamOrder;
 class ViewKind {
 public:
     virtual ~ViewKind() = default;
-    virtual Status end(const ViewSlot &view, bool by_gate, uint32_t flags) = 0;
+    virtual Status end(const ViewSlot &view, bool by_gate, ReleaseHint hint) = 0;
 };
 
 class ViewEnds final : Grounded {
@@ -35,13 +35,13 @@ public:
     {
     }
 
-    Status release(stw_view *views, uint32_t n, void *stream, uint32_t flags);
+    Status release(stw_view *views, uint32_t n, void *stream, ReleaseHint hint);
     [[nodiscard]] Status check_open(const stw_view &view) const;
     [[nodiscard]] uint32_t dtype_of(const stw_view &view) const;  // of an open view
     Status move_to_export(stw_view *view, stw_view *moved_out);
-    Status release_one(stw_view &view, void *stream, uint32_t flags);
+    Status release_one(stw_view &view, void *stream, ReleaseHint hint);
     Status end_view(uint32_t index, ViewSlot &slot, memory::DeviceStreams::Id stream,
-                    uint32_t flags);
+                    ReleaseHint hint);
 
     // Of gathered tensors, and of sums over ranks.
     void set_ranks(ViewKind &wholes, ViewKind &sums)
@@ -53,12 +53,12 @@ public:
 private:
     // For a device with streams; for a hit; for a view pinned by the core.
     void end_on_stream(const ViewSlot &slot, memory::DeviceStreams::Id stream);
-    Status end_hit(uint32_t index, const ViewSlot &slot, ThreadState *state, uint32_t flags);
-    Status end_pinned(const ViewSlot &view, uint32_t flags);
-    Measured measure_gradient(const ViewSlot &view, uint32_t flags);
-    Status release_reduce(const ViewSlot &slot, uint32_t flags);
-    Status release_converted(const ViewSlot &slot, uint32_t flags);
-    Status release_copy(stw_view &view, uint32_t flags);
+    Status end_hit(uint32_t index, const ViewSlot &slot, ThreadState *state, ReleaseHint hint);
+    Status end_pinned(const ViewSlot &view, ReleaseHint hint);
+    Measured measure_gradient(const ViewSlot &view, ReleaseHint hint);
+    Status release_reduce(const ViewSlot &slot, ReleaseHint hint);
+    Status release_converted(const ViewSlot &slot, ReleaseHint hint);
+    Status release_copy(stw_view &view, ReleaseHint hint);
 
     AddressTable &addresses_;
     PrivateBuffers &buffers_;

@@ -169,7 +169,7 @@ void HitPath::undo_hit(uint32_t index)
     view.tensor = views_.slot(index).tensor;
     views_.slot(index).step = 0;
     view.cookie = views_.open(index);
-    (void)ends_.release_one(view, STW_STREAM_SYNCED, 0);
+    (void)ends_.release_one(view, STW_STREAM_SYNCED, {});
 }
 
 void HitPath::describe_view(const RequestedRange &range, const memory::Tier &place, void *pointer,

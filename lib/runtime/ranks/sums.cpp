@@ -34,7 +34,7 @@ using residency::TensorId;
 // The end of a buffer that a REDUCE added into. With MORE it is kept in this rank's part of the
 // sum; without, that goes out to all ranks, in the order of releases. An empty contribution lends
 // only its memory, if this rank has no part yet.
-Status Sums::end(const ViewSlot &view, bool, ReleaseHint hint)
+Status Sums::end(const ViewSlot &view, ReleaseHint hint)
 {
     stw_tensor *tensor = view.tensor;
     Sharding &sharding = *tensor->sharding;

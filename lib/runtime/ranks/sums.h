@@ -41,7 +41,7 @@ public:
 
     static Status agree_replicas(const stw_runtime_options &options, uint64_t blocks,
                                  Status status);
-    Status end(const ViewSlot &view, bool by_gate, ReleaseHint hint) override;
+    Status end(const ViewSlot &view, ReleaseHint hint) override;
     Status queue_reduce(stw_tensor *tensor, residency::TensorId source, bool gives,
                         const Status &cause);
     std::shared_ptr<LocalVerdict> queue_verdict(OptimizerBody &body,

@@ -348,7 +348,7 @@ bool Wholes::end_wholes_early(Waiter &waiter, Commands &out)
 // ------------------------------------------------------------------------------------ release ----
 
 // Each rank keeps its own slice of what was written: it is copied to its shard after this call.
-Status Wholes::end(const ViewSlot &view, bool by_gate, ReleaseHint hint)
+Status Wholes::end(const ViewSlot &view, ReleaseHint hint)
 {
     stw_tensor *tensor = view.tensor;
     const WholeId whole = tensor->sharding->whole_id;
@@ -356,7 +356,7 @@ Status Wholes::end(const ViewSlot &view, bool by_gate, ReleaseHint hint)
     const bool abandon = access != STW_READ && hint.abandon();
     residency::Grant grant;
     grant.place = view.place;
-    grant.by_gate = by_gate;
+    grant.by_gate = view.by_gate != 0;
     dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         recorder_.note_release(
             {tensor->id, Access::kRead, recorder_.shard_place(), 0, tensor->bytes}, view.step,

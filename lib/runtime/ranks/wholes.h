@@ -50,7 +50,7 @@ public:
     void release_refused(Waiter &waiter, Commands &out) STW_REQUIRES(runtime_lock);
     bool end_wholes_early(Waiter &waiter, Commands &out) STW_REQUIRES(runtime_lock);
     Status make_bucket(uint64_t bytes);
-    Status end(const ViewSlot &view, bool by_gate, ReleaseHint hint) override;
+    Status end(const ViewSlot &view, ReleaseHint hint) override;
     Status write_shards(stw_tensor *tensor, Commands &out) override STW_REQUIRES(runtime_lock);
     Status await_gathers(stw_tensor *const *tensors, uint32_t n) override;
     Status may_unshard(const stw_tensor &tensor, Commands &out) override STW_REQUIRES(runtime_lock);

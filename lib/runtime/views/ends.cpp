@@ -110,14 +110,21 @@ Status ViewEnds::end_view(uint32_t index, ViewSlot &slot, memory::DeviceStreams:
     ThreadState *state = views_.thread_state();
     views_.note_release(slot.owner, state);
     if (slot.by_gate && slot.scratch == residency::kNone) return end_hit(index, slot, state, hint);
-    const ViewSlot copy{slot.serial.load(), slot.tensor, slot.byte_begin, slot.byte_count,
-                        slot.step,          slot.owner,  slot.scratch,    slot.access,
-                        slot.place,         0,           slot.dtype,      slot.absent};
-    const bool by_gate = slot.by_gate != 0;
+    const ViewSlot copy{.tensor = slot.tensor,
+                        .byte_begin = slot.byte_begin,
+                        .byte_count = slot.byte_count,
+                        .step = slot.step,
+                        .owner = slot.owner,
+                        .scratch = slot.scratch,
+                        .access = slot.access,
+                        .place = slot.place,
+                        .by_gate = slot.by_gate,
+                        .dtype = slot.dtype,
+                        .absent = slot.absent};
     views_.give_slot(state, index);
     if (copy.scratch == residency::kNone) return end_pinned(copy, hint);
     const Sharding *sharding = copy.tensor->sharding.get();
-    if (sharding && copy.scratch == sharding->whole) return wholes_->end(copy, by_gate, hint);
+    if (sharding && copy.scratch == sharding->whole) return wholes_->end(copy, hint);
     return copy.access == STW_REDUCE ? release_reduce(copy, hint) : release_converted(copy, hint);
 }
 
@@ -194,7 +201,7 @@ Measured ViewEnds::measure_gradient(const ViewSlot &view, ReleaseHint hint)
 // The private buffer is added after the call, in the order of releases.
 Status ViewEnds::release_reduce(const ViewSlot &slot, ReleaseHint hint)
 {
-    if (slot.tensor->sharding) return sums_->end(slot, false, hint);
+    if (slot.tensor->sharding) return sums_->end(slot, hint);
     residency::Release release;
     release.tensor = slot.scratch;
     release.access = residency::Access::kWrite;

@@ -19,7 +19,7 @@ class StreamOrder;
 class ViewKind {
 public:
     virtual ~ViewKind() = default;
-    virtual Status end(const ViewSlot &view, bool by_gate, ReleaseHint hint) = 0;
+    virtual Status end(const ViewSlot &view, ReleaseHint hint) = 0;
 };
 
 class ViewEnds final : Grounded {

@@ -52,44 +52,45 @@ public:
     Meters meters{dispatch, machine};
     AccessRecorder recorder{dispatch, handles, machine, view_table};
     Ground ground{machine, dispatch, handles, view_table, errors, recorder};
-    AddressesRoom addresses{{ground}, {ground, addresses.table}, {ground, addresses.table}};
+    AddressesRoom addresses{
+        .table{ground}, .metadata{ground, addresses.table}, .sink{ground, addresses.table}};
     RestoredTensors restored{ground, addresses.sink};
     TensorsRoom tensors;
-    ViewRoom views{
-        {ground, addresses.table},
-        {ground},
-        {ground, addresses.table, tensors.buffers, tensors.zeros, tensors.registry, views.streams},
-        {ground, views.streams, views.ends}};
+    ViewRoom views{.streams{ground, addresses.table},
+                   .sleepers{ground},
+                   .ends{ground, addresses.table, tensors.buffers, tensors.zeros, tensors.registry,
+                         views.streams},
+                   .hits{ground, views.streams, views.ends}};
     UpdatesRoom updates{
-        {ground, tensors.placement, views.streams},
-        {ground, addresses.table, tensors.buffers, views.sleepers, updates.devices}};
-    CopiesRoom copies{{ground, addresses.table, restored, tensors.placement, tensors.zeros,
-                       tensors.registry, views.sleepers, updates.pieces},
-                      {ground, addresses.table, tensors.placement, tensors.buffers, tensors.zeros,
-                       views.sleepers, views.ends, views.hits}};
-    PlanningRoom planning{{ground, meters},
-                          {ground, addresses.metadata, tensors.registry, planning.models},
-                          {ground, addresses.metadata, planning.plans}};
+        .devices{ground, tensors.placement, views.streams},
+        .pieces{ground, addresses.table, tensors.buffers, views.sleepers, updates.devices}};
+    CopiesRoom copies{.chunks{ground, addresses.table, restored, tensors.placement, tensors.zeros,
+                              tensors.registry, views.sleepers, updates.pieces},
+                      .snapshots{ground, addresses.table, tensors.placement, tensors.buffers,
+                                 tensors.zeros, views.sleepers, views.ends, views.hits}};
+    PlanningRoom planning{.models{ground, meters},
+                          .plans{ground, addresses.metadata, tensors.registry, planning.models},
+                          .prefetcher{ground, addresses.metadata, planning.plans}};
     ProgramVictims victims{ground, addresses.metadata};
-    RanksRoom ranks{{ground, views.streams},
-                    {ground, addresses.table, ranks.memory},
-                    {ground, ranks.memory},
-                    {ground, addresses.table, addresses.metadata, addresses.sink, tensors.zeros,
-                     meters, ranks.memory, ranks.shards, ranks.collectives},
-                    {ground, addresses.table, tensors.buffers, updates.pieces, meters, ranks.memory,
-                     ranks.shards, ranks.collectives, ranks.wholes}};
+    RanksRoom ranks{.memory{ground, views.streams},
+                    .shards{ground, addresses.table, ranks.memory},
+                    .collectives{ground, ranks.memory},
+                    .wholes{ground, addresses.table, addresses.metadata, addresses.sink,
+                            tensors.zeros, meters, ranks.memory, ranks.shards, ranks.collectives},
+                    .sums{ground, addresses.table, tensors.buffers, updates.pieces, meters,
+                          ranks.memory, ranks.shards, ranks.collectives, ranks.wholes}};
     OptimizerTable optimizers{ground,         tensors.placement, tensors.zeros,  restored,
                               addresses.sink, tensors.registry,  views.sleepers, ranks.collectives,
                               ranks.sums,     updates.devices,   updates.pieces};
     CallsRoom calls;
-    DurableRoom durable{{ground, restored},
-                        {ground, restored, tensors.zeros, tensors.registry, ranks.shards,
-                         ranks.collectives, optimizers, durable.opening}};
+    DurableRoom durable{.opening{ground, restored},
+                        .commits{ground, restored, tensors.zeros, tensors.registry, ranks.shards,
+                                 ranks.collectives, optimizers, durable.opening}};
     Budgets budgets{ground,   tensors.placement, copies.snapshots,
                     restored, addresses.sink,    planning.prefetcher};
-    ReportRoom report{{ground, addresses.metadata, meters, planning.plans, victims, optimizers,
-                       calls.reductions, calls.steps},
-                      {ground, optimizers, report.reporter, meters}};
+    ReportRoom report{.reporter{ground, addresses.metadata, meters, planning.plans, victims,
+                                optimizers, calls.reductions, calls.steps},
+                      .page{ground, optimizers, report.reporter, meters}};
 
 private:
     Runtime(const stw_runtime_options &options, stw_runtime *handle, uint64_t whole_blocks);

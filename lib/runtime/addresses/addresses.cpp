@@ -32,7 +32,7 @@ void *AddressTable::piece_pointer(const residency::Grant &grant, const update::P
                grant.slot_offset;
     }
     const residency::PackId pack = dispatch_.core.pack_of(piece.tensor);
-    return static_cast<char *>(pack_addresses[pack].at[grant.place]) +
+    return static_cast<char *>(packs_[pack].at[grant.place]) +
            dispatch_.core.pack_offset(piece.tensor) + piece.byte_begin;
 }
 
@@ -56,7 +56,7 @@ try {
     shown_bytes_ += bytes;
     handle->shown[place] = shown.get();
     handle->addresses[place] = shown->address();
-    pack_addresses[dispatch_.core.pack_of(id)].shown[place] = std::move(shown);
+    packs_[dispatch_.core.pack_of(id)].shown[place] = std::move(shown);
     return {};
 } catch (const std::bad_alloc &) {
     return Status::error(STW_ERROR_MEMORY, "no memory for the address of a tensor");
@@ -67,8 +67,8 @@ try {
 Status AddressTable::address_pack(TensorId id, stw_tensor *handle)
 {
     const residency::PackId pack = dispatch_.core.pack_of(id);
-    if (pack >= pack_addresses.size()) pack_addresses.resize(pack + 1);
-    PackAddresses &addresses = pack_addresses[pack];
+    if (pack >= packs_.size()) packs_.resize(pack + 1);
+    PackAddresses &addresses = packs_[pack];
     const uint64_t bytes = dispatch_.core.pack_blocks(id) * machine_.block_bytes;
     addresses.blocks = dispatch_.core.pack_blocks(id);
     for (PlaceId place = 0; place < machine_.tiers.host(); ++place) {
@@ -101,17 +101,31 @@ Status AddressTable::address_pack(TensorId id, stw_tensor *handle)
 
 void AddressTable::release_pack(residency::PackId pack)
 {
-    if (pack >= pack_addresses.size()) return;
+    if (pack >= packs_.size()) return;
     for (PlaceId place = 0; place < machine_.tiers.host(); ++place) {
         const memory::Tier &at = machine_.tiers[place];
-        if (const memory::AddressAlias *shown = pack_addresses[pack].shown[place].get())
+        if (const memory::AddressAlias *shown = packs_[pack].shown[place].get())
             shown_bytes_ -= shown->metadata_bytes();
-        void *address = pack_addresses[pack].at[place];
+        void *address = packs_[pack].at[place];
         if (!address) continue;
-        at.ops->release_address(at.memory, address,
-                                pack_addresses[pack].blocks * machine_.block_bytes);
+        at.ops->release_address(at.memory, address, packs_[pack].blocks * machine_.block_bytes);
     }
-    pack_addresses[pack] = PackAddresses();
+    packs_[pack] = PackAddresses();
+}
+
+memory::AddressAlias *AddressTable::alias_of(residency::PackId pack, PlaceId place) const
+{
+    return pack < packs_.size() ? packs_[pack].shown[place].get() : nullptr;
+}
+
+void AddressTable::close()
+{
+    for (PackAddresses &pack : packs_) {
+        for (const auto &shown : pack.shown) {
+            if (shown) shown->leave();
+        }
+    }
+    packs_.clear();
 }
 
 // Null: the range is accessible only in the arena. This includes parts of a tensor that is aliased
@@ -130,7 +144,7 @@ char *AddressTable::pointer_of(PlaceId place, residency::Slot slot,
     const memory::Tier &at = machine_.tiers[place];
     if (!at.maps || !is_at_address(place, transfer.block))
         return at.base + static_cast<uint64_t>(slot) * machine_.block_bytes;
-    return static_cast<char *>(pack_addresses[transfer.pack].at[place]) + transfer.pack_offset;
+    return static_cast<char *>(packs_[transfer.pack].at[place]) + transfer.pack_offset;
 }
 
 // For places that map. A block that is not guarded is mapped by its transfer.
@@ -164,22 +178,22 @@ void *AddressTable::arena_pointer(const RequestedRange &range, const residency::
     if (range.scratch == residency::kNone) {
         return static_cast<char *>(range.tensor->addresses[grant.place]) + range.byte_begin;
     }
-    return pack_addresses[dispatch_.core.pack_of(range.scratch)].at[grant.place];
+    return packs_[dispatch_.core.pack_of(range.scratch)].at[grant.place];
 }
 
 uint64_t AddressTable::metadata_bytes() const
 {
-    return shown_bytes_ + pack_addresses.capacity() * sizeof(PackAddresses);
+    return shown_bytes_ + packs_.capacity() * sizeof(PackAddresses);
 }
 
 uint64_t AddressTable::growth_bytes(size_t packs) const
 {
-    return stepwell::growth_bytes(pack_addresses, packs);
+    return stepwell::growth_bytes(packs_, packs);
 }
 
 void AddressTable::reserve(size_t packs)
 {
-    grow_to_hold(pack_addresses, packs);
+    grow_to_hold(packs_, packs);
 }
 
 }  // namespace stepwell

@@ -41,7 +41,17 @@ public:
     Status address_pack(residency::TensorId tensor, stw_tensor *handle) STW_REQUIRES(runtime_lock);
     void release_pack(residency::PackId pack) STW_REQUIRES(runtime_lock);
 
-    std::vector<PackAddresses> pack_addresses STW_GUARDED_BY(runtime_lock);  // by pack
+    [[nodiscard]] const PackAddresses &of_pack(residency::PackId pack) const
+        STW_REQUIRES(runtime_lock)
+    {
+        return packs_[pack];
+    }
+    // Null: no tensor of the pack has a fixed address there.
+    [[nodiscard]] memory::AddressAlias *alias_of(residency::PackId pack,
+                                                 residency::PlaceId place) const
+        STW_REQUIRES(runtime_lock);
+    // Before the tiers are closed.
+    void close() STW_REQUIRES(runtime_lock);
 
     [[nodiscard]] uint64_t metadata_bytes() const STW_REQUIRES(runtime_lock);
     // Bytes by which the table grows to hold that many packs.
@@ -53,6 +63,8 @@ private:
         STW_REQUIRES(runtime_lock);
     Status show_pack(residency::TensorId tensor, stw_tensor *handle, residency::PlaceId place)
         STW_REQUIRES(runtime_lock);
+
+    std::vector<PackAddresses> packs_ STW_GUARDED_BY(runtime_lock);
     uint64_t shown_bytes_ STW_GUARDED_BY(runtime_lock) =
         0;  // aliases of tensors with a fixed address
 };

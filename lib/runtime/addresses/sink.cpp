@@ -42,9 +42,8 @@ transfer::Job TransferSink::job_of(const residency::Transfer &transfer) const
         job.to_pointer = addresses_.pointer_of(transfer.to, transfer.to_slot, transfer);
         if (machine_.tiers[transfer.to].maps && !dispatch_.core.guards(transfer.block, transfer.to))
             job.map_block = transfer.to_slot;
-        if (machine_.tiers[transfer.to].aliases &&
-            transfer.pack < addresses_.pack_addresses.size()) {
-            job.alias = addresses_.pack_addresses[transfer.pack].shown[transfer.to].get();
+        if (machine_.tiers[transfer.to].aliases) {
+            job.alias = addresses_.alias_of(transfer.pack, transfer.to);
             job.alias_block = static_cast<uint32_t>(transfer.pack_offset / machine_.block_bytes);
         }
     }

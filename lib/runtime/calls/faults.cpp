@@ -30,8 +30,8 @@ bool Faults::show_block(PlaceId place, residency::Slot slot, residency::PackId p
                         bool writable)
 {
     const memory::Tier &at = machine_.tiers[place];
-    char *address = static_cast<char *>(addresses_.pack_addresses[pack].at[place]) +
-                    index * machine_.block_bytes;
+    char *address =
+        static_cast<char *>(addresses_.of_pack(pack).at[place]) + index * machine_.block_bytes;
     return at.ops->map_as(at.memory, slot, address, writable) == STW_OK;
 }
 
@@ -47,7 +47,7 @@ stw_tensor *Faults::tensor_at(uintptr_t address, PlaceId *place_out)
     stw_tensor *nearest = nullptr;
     uintptr_t begin = 0;
     for (stw_tensor *tensor = handles_.first(); tensor; tensor = tensor->notes.next) {
-        const PackAddresses &pack = addresses_.pack_addresses[dispatch_.core.pack_of(tensor->id)];
+        const PackAddresses &pack = addresses_.of_pack(dispatch_.core.pack_of(tensor->id));
         for (PlaceId place = 0; place < machine_.tiers.host(); ++place) {
             const auto whole = reinterpret_cast<uintptr_t>(pack.at[place]);
             const auto own = reinterpret_cast<uintptr_t>(tensor->addresses[place]);

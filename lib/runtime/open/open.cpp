@@ -359,12 +359,7 @@ Runtime::~Runtime()
     if (group_) group_->body->give();
     if (replica_group_) replica_group_->body->give();
     machine.pins.reset();
-    for (PackAddresses &pack : addresses.table.pack_addresses) {
-        for (const auto &shown : pack.shown) {
-            if (shown) shown->leave();
-        }
-    }
-    addresses.table.pack_addresses.clear();
+    addresses.table.close();
     machine.tiers.close();
 }
 

@@ -625,7 +625,7 @@ Status TensorRegistry::tensor_address(stw_tensor *tensor, uint32_t device, void 
         MutexLock lock(dispatch_.mutex());
         STW_TRY(shards_->make_whole(*tensor));
         *pointer_out =
-            addresses_.pack_addresses[dispatch_.core.pack_of(tensor->sharding->whole)].at[device];
+            addresses_.of_pack(dispatch_.core.pack_of(tensor->sharding->whole)).at[device];
         *bytes_out = tensor->sharding->elements() * (tensor->element_bits / 8);
     }
     return {};

@@ -58,6 +58,14 @@ void Dispatcher::call_out(const Deferred &deferred)
     for (Waiter *waiter : deferred.calls) waiter->call(*waiter);
 }
 
+void Dispatcher::settle()
+{
+    const Deferred deferred = take_deferred();
+    if (deferred.calls.empty() && deferred.lines.empty()) return;
+    const MutexUnlock unlocked(mutex());
+    call_out(deferred);
+}
+
 void Dispatcher::say(uint32_t level, const char *topic, std::string text)
 {
     deferred_.lines.push_back({level, topic, std::move(text)});

@@ -55,20 +55,9 @@ public:
         for (DispatchHook *hook : hooks_) hook->unlocked();
         call_out(deferred);
     }
-    // Left by an event for the time after the lock is released: lines of the log, calls of
-    // waiters.
-    struct LogLine {
-        uint32_t level = STW_LOG_ERROR;
-        const char *topic = "";
-        std::string text;
-    };
-    struct Deferred {
-        std::vector<Waiter *> calls;
-        std::vector<LogLine> lines;
-        [[nodiscard]] bool empty() const { return calls.empty() && lines.empty(); }
-    };
-    Deferred take_deferred() STW_REQUIRES(runtime_lock);
-    void call_out(const Deferred &deferred) STW_EXCLUDES(runtime_lock);
+    // After a change under the lock that is not an event: logs and calls what it left to be done
+    // without the lock, which is released meanwhile.
+    void settle() STW_REQUIRES(runtime_lock);
     // Logs a line once the lock is released.
     void say(uint32_t level, const char *topic, std::string text) STW_REQUIRES(runtime_lock);
 
@@ -133,6 +122,20 @@ public:
         STW_REQUIRES(runtime_lock);
 
 private:
+    // Left by an event for the time after the lock is released: lines of the log, calls of
+    // waiters.
+    struct LogLine {
+        uint32_t level = STW_LOG_ERROR;
+        const char *topic = "";
+        std::string text;
+    };
+    struct Deferred {
+        std::vector<Waiter *> calls;
+        std::vector<LogLine> lines;
+    };
+    Deferred take_deferred() STW_REQUIRES(runtime_lock);
+    void call_out(const Deferred &deferred) STW_EXCLUDES(runtime_lock);
+
     bool granted(residency::Granted &granted, Commands &out) override STW_REQUIRES(runtime_lock);
     bool refused(residency::Refused &refused, Commands &out) override STW_REQUIRES(runtime_lock);
     void after_round(residency::Instant now, Commands &out) override STW_REQUIRES(runtime_lock);

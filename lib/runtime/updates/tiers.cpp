@@ -206,13 +206,9 @@ void TierAccess::fetch(residency::ClaimId claim, const update::Piece *pieces, ui
 
 void TierAccess::updates_wait()
 {
-    Dispatcher::Deferred deferred;
-    {
-        MutexLock lock(dispatch_.mutex());
-        sleepers_.before_unlock();
-        deferred = dispatch_.take_deferred();
-    }
-    dispatch_.call_out(deferred);
+    MutexLock lock(dispatch_.mutex());
+    sleepers_.before_unlock();
+    dispatch_.settle();
 }
 
 void TierAccess::release(uint64_t ticket, uint64_t far_pieces)

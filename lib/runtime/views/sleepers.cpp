@@ -144,10 +144,7 @@ void Sleepers::sleep_on(Waiter &waiter, residency::Instant deadline, bool until_
                                      copies ? waiter.snapshot->chunk.fetch : waiter.fetch};
     if (until_answered && sleeper.owner != 0) asleep_.push_back(sleeper);  // 0: unknown thread
     break_deadlocks();
-    if (const Dispatcher::Deferred deferred = dispatch_.take_deferred(); !deferred.empty()) {
-        const MutexUnlock unlocked(dispatch_.mutex());
-        dispatch_.call_out(deferred);
-    }
+    dispatch_.settle();
     while (!waiter.done) {
         const residency::Instant time = dispatch_.now();
         if (time >= deadline || begin <= dispatch_.interrupted_at()) break;

@@ -114,7 +114,7 @@ void Fetches::ask(Waiter &waiter, Commands &out)
     if (waiter.fetch == 0 && (waiter.plan.flags & STW_FETCH_TRY) == 0)
         recorder_.note_fetch(waiter.plan);
     if (copied) std::erase(snapshots_.under_way, waiter.snapshot.get());
-    recorder_.misses += waiter.fetch == 0;
+    if (waiter.fetch == 0) recorder_.note_miss();
     dispatch_.ask(waiter, asked_of(waiter), out);
     sleepers_.sleep_follows(before, waiter.fetch);
     if (!dispatch_.core.is_waiting(waiter.fetch)) return;

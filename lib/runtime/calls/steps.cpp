@@ -75,7 +75,7 @@ Status Steps::begin_step(stw_phase *phase)
     plans_.take_bandwidths(links);
     mine.account.begin(mine.begin_ns, links);
     mine.reduced.clear();
-    recorder_.step_now.store(mine.step, std::memory_order_relaxed);
+    recorder_.set_current_step(mine.step);
     victims_.ask_policy();
     lock.unlock();
     prefetcher_.plan_now();
@@ -149,7 +149,7 @@ void Steps::close_step(Phase &phase)
 {
     const uint64_t ended = phase.step;
     phase.step = 0;
-    if (recorder_.step_now.load(std::memory_order_relaxed) != ended) return;
+    if (recorder_.current_step() != ended) return;
     uint64_t newest = 0;
     residency::Instant begun = 0;
     for (const std::unique_ptr<Phase> &other : recorder_.phases) {
@@ -157,7 +157,7 @@ void Steps::close_step(Phase &phase)
         newest = other->step;
         begun = other->begin_ns;
     }
-    recorder_.step_now.store(newest, std::memory_order_relaxed);
+    recorder_.set_current_step(newest);
 }
 
 // Views end as abandoned, sums of the step are dropped, and nothing is learned from it. Exported

@@ -45,7 +45,7 @@ void AccessRecorder::drain_hits()
         if (counts) planned.access(schedule::Lane::kProgram, heard.tensor);
         dispatch_.core.touch(heard.tensor, heard.place);
         note_access(heard.tensor);
-        ++hits_heard;
+        ++hits_;
         if (handle && handle->notes.moved) note_use(*handle, since, heard.thread);
     });
 }
@@ -65,8 +65,8 @@ void AccessRecorder::note_use(stw_tensor &tensor, residency::Instant begin, uint
 
 void AccessRecorder::note_access(residency::TensorId tensor)
 {
-    ++accesses;
-    if (stw_tensor *handle = handles_.at(tensor)) handle->notes.last_use = accesses;
+    ++accesses_;
+    if (stw_tensor *handle = handles_.at(tensor)) handle->notes.last_use = accesses_;
 }
 
 // The place to which shards of gathered tensors are prefetched: the host, if there is one.

@@ -31,7 +31,9 @@ public:
     AccessRecorder &operator=(const AccessRecorder &) = delete;
 
     [[nodiscard]] uint64_t step_of(const stw_phase *phase) const;  // 0: none open
-    [[nodiscard]] uint64_t current_step() const { return step_now.load(std::memory_order_relaxed); }
+    // The newest step that is open; 0: none.
+    [[nodiscard]] uint64_t current_step() const { return step_.load(std::memory_order_relaxed); }
+    void set_current_step(uint64_t step) { step_.store(step, std::memory_order_relaxed); }
     void drain_hits() STW_REQUIRES(runtime_lock);
     void add_stall_of(uint64_t step, observe::Stall cause, residency::TensorId tensor,
                       residency::Instant begin, residency::Instant end) STW_REQUIRES(runtime_lock);
@@ -49,18 +51,20 @@ public:
         STW_REQUIRES(runtime_lock);
     void note_discard(schedule::Lane lane, residency::TensorId tensor) STW_REQUIRES(runtime_lock);
     void note_reduced(stw_tensor *gradient, uint64_t step) STW_REQUIRES(runtime_lock);
+    void note_miss() STW_REQUIRES(runtime_lock) { ++misses_; }
     uint32_t owner_number();
+
+    // Since open: of tensors, hits among them as far as drained from the rings of threads, misses.
+    [[nodiscard]] uint64_t accesses() const STW_REQUIRES(runtime_lock) { return accesses_; }
+    [[nodiscard]] uint64_t hits() const STW_REQUIRES(runtime_lock) { return hits_; }
+    [[nodiscard]] uint64_t misses() const STW_REQUIRES(runtime_lock) { return misses_; }
 
     bool enabled = true;  // constant after open
     schedule::Trace trace STW_GUARDED_BY(runtime_lock);
     schedule::Planned planned STW_GUARDED_BY(runtime_lock){trace};
     bool plan_due STW_GUARDED_BY(runtime_lock) = false;  // a plan's input has changed
-    uint64_t accesses STW_GUARDED_BY(runtime_lock) = 0;  // of tensors, since open
     std::vector<std::unique_ptr<Phase>> phases STW_GUARDED_BY(runtime_lock);
     observe::StallLedger stalls STW_GUARDED_BY(runtime_lock);
-    uint64_t hits_heard STW_GUARDED_BY(runtime_lock) = 0;  // drained from the rings of threads
-    uint64_t misses STW_GUARDED_BY(runtime_lock) = 0;
-    std::atomic<uint64_t> step_now{0};  // of the newest step that is open; 0: none
 
 private:
     void note_access(residency::TensorId tensor) STW_REQUIRES(runtime_lock);
@@ -72,6 +76,10 @@ private:
     HandleTable &handles_;
     Machine &machine_;
     ViewTable &views_;
+    std::atomic<uint64_t> step_{0};
+    uint64_t accesses_ STW_GUARDED_BY(runtime_lock) = 0;
+    uint64_t hits_ STW_GUARDED_BY(runtime_lock) = 0;
+    uint64_t misses_ STW_GUARDED_BY(runtime_lock) = 0;
     residency::Instant drained_ns_ STW_GUARDED_BY(runtime_lock) = 0;  // when hits were last drained
 };
 

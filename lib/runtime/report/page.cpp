@@ -64,8 +64,8 @@ void StatsPublisher::publish_stats()
     {
         MutexLock lock(dispatch_.mutex());
         recorder_.drain_hits();
-        data.hits = recorder_.hits_heard;
-        data.misses = recorder_.misses;
+        data.hits = recorder_.hits();
+        data.misses = recorder_.misses();
         data.stalls = recorder_.stalls.all();
         data.waiting_fetches = dispatch_.core.waiting_fetches();
         data.transfers_in_flight = dispatch_.core.transfers_in_flight();

@@ -269,7 +269,8 @@ void ProgramVictims::show(const residency::Candidate &candidate, uint32_t victim
     victim.tensor = tensor;
     victim.bytes = candidate.bytes;
     victim.dirty_bytes = candidate.dirty_bytes;
-    victim.last_use = notes.last_use == 0 ? residency::kNever : recorder_.accesses - notes.last_use;
+    victim.last_use =
+        notes.last_use == 0 ? residency::kNever : recorder_.accesses() - notes.last_use;
     victim.next_use = candidate.next_use;
     victim.role = tensor->role;
     victim.retention = static_cast<uint32_t>(rules.retention);

@@ -4,7 +4,7 @@
 #include "lib/runtime/planning/models.h"
 
 #include "lib/runtime/machine/meters.h"
-#include "lib/runtime/planner/model.h"
+#include "lib/runtime/plan_thread/model.h"
 #include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/recording/phase.h"
 #include "lib/schedule/advice/advice.h"

@@ -5,7 +5,7 @@
 
 #include "lib/residency/core.h"
 #include "lib/runtime/machine/meters.h"
-#include "lib/runtime/planner/model.h"
+#include "lib/runtime/plan_thread/model.h"
 #include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/recording/phase.h"
 #include "lib/runtime/recording/recorder.h"

@@ -6,9 +6,9 @@
 
 #include "lib/profile/tuning.h"
 #include "lib/runtime/addresses/metadata.h"
-#include "lib/runtime/planner/asking.h"
-#include "lib/runtime/planner/model.h"
-#include "lib/runtime/planner/work.h"
+#include "lib/runtime/plan_thread/asking.h"
+#include "lib/runtime/plan_thread/model.h"
+#include "lib/runtime/plan_thread/work.h"
 #include "lib/runtime/planning/models.h"
 #include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/recording/phase.h"

@@ -4,7 +4,7 @@
 
 #include "lib/observe/step_stats.h"
 #include "lib/runtime/addresses/metadata_user.h"
-#include "lib/runtime/planner/planner.h"
+#include "lib/runtime/plan_thread/planner.h"
 #include "lib/runtime/recording/ground.h"
 #include "lib/schedule/trace/trace.h"
 

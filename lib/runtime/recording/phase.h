@@ -3,7 +3,7 @@
 #pragma once
 
 #include "lib/observe/step_stats.h"
-#include "lib/runtime/planner/asking.h"
+#include "lib/runtime/plan_thread/asking.h"
 #include "lib/schedule/plan/planned.h"
 
 #include <memory>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // When another plan is asked for: for what there is none, as long as planning is cheap.
-#include "lib/runtime/planner/asking.h"
-#include "lib/runtime/planner/work.h"
+#include "lib/runtime/plan_thread/asking.h"
+#include "lib/runtime/plan_thread/work.h"
 
 #include <gtest/gtest.h>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The planner's thread: what is asked is answered once, the newest answer is the one there is, and
 // a stop waits for nothing.
-#include "lib/runtime/planner/planner.h"
-#include "lib/runtime/planner/work.h"
+#include "lib/runtime/plan_thread/planner.h"
+#include "lib/runtime/plan_thread/work.h"
 #include "tests/unit/schedule/training_fixture.h"
 
 #include <pthread.h>

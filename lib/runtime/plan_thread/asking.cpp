@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // How similar two questions must be to have the same plan.
-#include "lib/runtime/planner/asking.h"
+#include "lib/runtime/plan_thread/asking.h"
 
-#include "lib/runtime/planner/work.h"
+#include "lib/runtime/plan_thread/work.h"
 
 #include <algorithm>
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "lib/observe/step_stats.h"
-#include "lib/runtime/planner/model.h"
+#include "lib/runtime/plan_thread/model.h"
 #include "lib/schedule/plan/plan.h"
 
 #include <memory>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Questions and answers are handed over as pointers, so neither side ever waits for the other.
-#include "lib/runtime/planner/planner.h"
+#include "lib/runtime/plan_thread/planner.h"
 
-#include "lib/runtime/planner/work.h"
+#include "lib/runtime/plan_thread/work.h"
 #include "lib/support/signals.h"
 
 #include <sys/resource.h>

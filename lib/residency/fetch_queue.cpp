@@ -8,7 +8,7 @@
 namespace stepwell::residency {
 namespace {
 
-constexpr size_t kSpareTargetsMax = 256;  // a fetch with room for more is not kept as a spare
+constexpr size_t kSpareTargetsMax = 1024;  // a fetch with room for more is not kept as a spare
 
 QueueKey key_of(const Fetch &fetch)
 {

@@ -2,9 +2,12 @@
 /*
  * The hit path takes no memory: malloc and its kin are counted here, by definitions that the whole
  * process uses. Run with an argument N it makes N rounds between two calls of getppid and judges
- * nothing, so that strace can show that there are no others.
+ * nothing, so that strace can show that there are no others. With a second argument the rounds are
+ * fetches of many tensors under the lock, since one of them is written.
  */
 #include "program.h"
+
+#include <malloc.h>
 
 /* glibc's own entry points; a definition of malloc in the program is used by every library. */
 extern void *__libc_malloc(size_t bytes);
@@ -53,6 +56,24 @@ void free(void *memory)
 }
 
 enum { MANY = 300 }; /* more than a call keeps on its stack */
+enum { LOCKED = 900 };
+
+static void fetch_under_the_lock(stw_runtime *runtime, const stw_fetch_request *requests,
+                                 long rounds)
+{
+    static stw_fetch_request many[LOCKED];
+    static stw_view all[LOCKED];
+    for (int i = 0; i < LOCKED; ++i) many[i] = requests[i % 3];
+    many[LOCKED - 1] = requests[3];
+    many[LOCKED - 1].access = STW_READ_WRITE;
+    CHECK(mallopt(M_TRIM_THRESHOLD, 128 * 1024) == 1); /* the default, and it stays there */
+    for (long round = 0; round < rounds + 3; ++round) {
+        if (round == 3) (void)getppid(); /* tables have grown by then */
+        CHECK(stw_fetch(runtime, NULL, many, LOCKED, all) == STW_OK);
+        CHECK(stw_release(all, LOCKED, STW_STREAM_HOST, 0) == STW_OK);
+    }
+    (void)getppid();
+}
 
 int main(int count, char **arguments)
 {
@@ -69,6 +90,11 @@ int main(int count, char **arguments)
         requests[i].tensor = tensor;
     }
     CHECK(stw_runtime_drain(runtime, 0) == STW_OK);
+    if (count > 2) {
+        fetch_under_the_lock(runtime, requests, rounds);
+        CHECK(stw_runtime_close(runtime, 0, 0) == STW_OK);
+        return 0;
+    }
     /* Residents, slots of this thread and its registration. */
     for (int i = 0; i < 3; ++i) {
         CHECK(stw_fetch(runtime, NULL, requests, 4, views) == STW_OK);

@@ -87,15 +87,14 @@ uint32_t AccessRecorder::phase_of(uint64_t step) const
 // Conversions are recorded by note_copies().
 void AccessRecorder::note_fetch(const FetchPlan &plan)
 {
-    std::vector<residency::Request> requests;
-    requests.reserve(plan.ranges.size());
+    noted_.clear();
     for (const RequestedRange &range : plan.ranges) {
         if (is_converted(range) || range.byte_count == 0 || is_of_ranks(range)) continue;
         note_access(range.tensor->id);
-        requests.push_back({range.tensor->id, access_of(range.access), range.place,
-                            range.byte_begin, range.byte_count});
+        noted_.push_back({range.tensor->id, access_of(range.access), range.place, range.byte_begin,
+                          range.byte_count});
     }
-    note_fetched(phase_of(plan.step), schedule::Lane::kProgram, requests);
+    note_fetched(phase_of(plan.step), schedule::Lane::kProgram, noted_);
 }
 
 // Copies hint their own pieces: there is no place to which a plan could prefetch them.

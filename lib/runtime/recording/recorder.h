@@ -80,6 +80,7 @@ private:
     uint64_t accesses_ STW_GUARDED_BY(runtime_lock) = 0;
     uint64_t hits_ STW_GUARDED_BY(runtime_lock) = 0;
     uint64_t misses_ STW_GUARDED_BY(runtime_lock) = 0;
+    std::vector<residency::Request> noted_ STW_GUARDED_BY(runtime_lock);  // keeps its memory
     residency::Instant drained_ns_ STW_GUARDED_BY(runtime_lock) = 0;  // when hits were last drained
 };
 

@@ -42,6 +42,27 @@ CLAIM(shards_are_copied_and_converted)
     end(runtime, group, member);
 }
 
+/* Of a gathered tensor as of any other: all of it is EMPTY, here and on the other ranks. */
+CLAIM(what_is_released_as_dead_is_empty)
+{
+    enum { N = 50000 };
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(group, member, 16);
+    stw_tensor *tensor = make(runtime, "w", N, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+    for (uint32_t access = STW_READ; access <= STW_READ_WRITE; ++access) {
+        stw_tensor_info info = {.struct_size = sizeof info};
+        write_shard(runtime, tensor, 1);
+        stw_view view = fetch(runtime, tensor, access, STW_WHOLE);
+        let_go(&view, STW_RELEASE_DISCARD);
+        SUCCEEDS(stw_tensor_info_get(tensor, &info));
+        HOLDS(info.state == STW_STATE_EMPTY);
+        stw_fetch_request again = {
+            .struct_size = sizeof again, .tensor = tensor, .scope = STW_WHOLE};
+        HOLDS(stw_fetch(runtime, NULL, &again, 1, &view) == STW_ERROR_EMPTY);
+    }
+    end(runtime, group, member);
+}
+
 /* Freed as soon as it is over, by a thread that did nothing but look. */
 CLAIM(an_operation_goes_on_from_what_is_gathered_to_the_rest)
 {

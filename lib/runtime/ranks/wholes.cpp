@@ -353,7 +353,7 @@ Status Wholes::end(const ViewSlot &view, ReleaseHint hint)
     stw_tensor *tensor = view.tensor;
     const WholeId whole = tensor->sharding->whole_id;
     const uint32_t access = view.access;
-    const bool abandon = access != STW_READ && hint.abandon();
+    const bool abandon = access != STW_READ && hint.drops();
     residency::Grant grant;
     grant.place = view.place;
     grant.by_gate = view.by_gate != 0;

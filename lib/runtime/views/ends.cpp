@@ -124,7 +124,11 @@ Status ViewEnds::end_view(uint32_t index, ViewSlot &slot, memory::DeviceStreams:
     views_.give_slot(state, index);
     if (copy.scratch == residency::kNone) return end_pinned(copy, hint);
     const Sharding *sharding = copy.tensor->sharding.get();
-    if (sharding && copy.scratch == sharding->whole) return wholes_->end(copy, hint);
+    if (sharding && copy.scratch == sharding->whole) {
+        STW_TRY(wholes_->end(copy, hint));
+        stw_tensor *tensor = copy.tensor;
+        return hint.discard() && !hint.abandon() ? registry_.discard(&tensor, 1) : Status();
+    }
     return copy.access == STW_REDUCE ? release_reduce(copy, hint) : release_converted(copy, hint);
 }
 

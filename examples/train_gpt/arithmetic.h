@@ -34,17 +34,22 @@ public:
     // What multiplies, for the user.
     virtual std::string name() const = 0;
 
-    // Where the input of a layer waits when it is no tensor.
-    virtual float *checkpoint(uint32_t layer) = 0;
+    // Where a stream waits when it is no tensor; index: below `checkpoints` of make_arithmetic().
+    virtual float *checkpoint(uint32_t index) = 0;
 
     virtual void embed(const Shape &shape, const uint8_t *tokens, const float *token_table,
                        const float *position_table) = 0;
-    // The stream as it is now, the input of the next layer.
-    virtual void keep_input(const Shape &shape, float *checkpoint) = 0;
+    // The stream as it is now, the input of the next layer; and back, for another micro-batch.
+    virtual void keep_stream(const Shape &shape, float *to) = 0;
+    virtual void load_stream(const Shape &shape, const float *from) = 0;
     virtual void forward(const Shape &shape, const Weights &weights) = 0;
     virtual void head_forward(const Shape &shape, const HeadWeights &weights) = 0;
 
-    // `rows` is what the loss is the mean of, those of other ranks too.
+    // The same of the stream's gradient in backward.
+    virtual void keep_gradient(const Shape &shape, float *to) = 0;
+    virtual void load_gradient(const Shape &shape, const float *from) = 0;
+
+    // `rows` is what the loss is the mean of, those of other micro-batches and ranks too.
     virtual void head_backward(const Shape &shape, const HeadWeights &weights,
                                const HeadGradients &gradients, const uint8_t *targets,
                                uint32_t rows) = 0;
@@ -53,17 +58,19 @@ public:
                               const Gradients &gradients) = 0;
     virtual void backward_attention(const Shape &shape, const Weights &weights,
                                     const Gradients &gradients, const float *input) = 0;
-    // With the tokens of the last embed(). token_gradient is added to.
+    // token_gradient is added to.
     virtual void embed_gradient(const Shape &shape, const uint8_t *tokens, float *token_gradient,
                                 float *position_gradient) = 0;
 
-    // These wait until the work is done. What the rows of head_backward() give to the loss:
+    // These wait until the work is done. What the rows of each head_backward() since the last call
+    // give to the loss, added in that order:
     virtual double loss() = 0;
     // Of one row, after head_forward(); valid until the next call.
     virtual const float *logits(uint32_t row) = 0;
 };
 
-// checkpoints: how many layers keep their input in here. Ends the program where there is no memory.
+// shape: of a micro-batch. checkpoints: how many streams wait in here. Ends the program where there
+// is no memory.
 std::unique_ptr<Arithmetic> make_arithmetic(const Options &options, const Shape &shape,
                                             uint32_t checkpoints);
 

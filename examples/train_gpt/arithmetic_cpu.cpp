@@ -8,6 +8,7 @@
 #include "must.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace train_gpt {
 
@@ -33,16 +34,28 @@ public:
     {
         return std::to_string(pool_.threads()) + " threads, OpenBLAS kernels " + gemm_kernels();
     }
-    float *checkpoint(uint32_t layer) override { return space_.checkpoints + layer * plane_; }
+    float *checkpoint(uint32_t index) override { return space_.checkpoints + index * plane_; }
 
     void embed(const Shape &shape, const uint8_t *tokens, const float *token_table,
                const float *position_table) override
     {
         train_gpt::embed(pool_, space_, shape, tokens, token_table, position_table);
     }
-    void keep_input(const Shape &shape, float *checkpoint) override
+    void keep_stream(const Shape &shape, float *to) override
     {
-        std::copy_n(space_.stream, uint64_t{shape.rows()} * shape.width, checkpoint);
+        std::copy_n(space_.stream, uint64_t{shape.rows()} * shape.width, to);
+    }
+    void load_stream(const Shape &shape, const float *from) override
+    {
+        std::copy_n(from, uint64_t{shape.rows()} * shape.width, space_.stream);
+    }
+    void keep_gradient(const Shape &shape, float *to) override
+    {
+        std::copy_n(space_.dstream, uint64_t{shape.rows()} * shape.width, to);
+    }
+    void load_gradient(const Shape &shape, const float *from) override
+    {
+        std::copy_n(from, uint64_t{shape.rows()} * shape.width, space_.dstream);
     }
     void forward(const Shape &shape, const Weights &weights) override
     {
@@ -56,7 +69,7 @@ public:
                        const HeadGradients &gradients, const uint8_t *targets,
                        uint32_t rows) override
     {
-        loss_ = head_loss(pool_, space_, shape, targets, rows);
+        loss_ += head_loss(pool_, space_, shape, targets, rows);
         train_gpt::head_backward(pool_, space_, shape, weights, gradients);
     }
     void recompute(const Shape &shape, const Weights &weights, const float *input) override
@@ -78,7 +91,7 @@ public:
     {
         train_gpt::embed_gradient(pool_, space_, shape, tokens, token_gradient, position_gradient);
     }
-    double loss() override { return loss_; }
+    double loss() override { return std::exchange(loss_, 0.0); }
     const float *logits(uint32_t row) override
     {
         return space_.logits + uint64_t{row} * kVocabulary;

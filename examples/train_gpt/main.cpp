@@ -37,7 +37,12 @@ void complete_budgets(Options &options, const ModelSize &size, const Arithmetic 
                       uint32_t ranks)
 {
     constexpr uint64_t kFixedBytes = uint64_t{64} << 20;
-    const uint64_t bytes = size.state_bytes / ranks + size.checkpoint_bytes;
+    // The gradients of a micro-batch wait in blocks of their own until they are added to those of
+    // the ones before it; over ranks those are all gradients whole.
+    const uint64_t sums = size.parameters * sizeof(float) * (ranks > 1 ? 2 : 1) +
+                          uint64_t{kSlots} * options.layers * STW_BLOCK_2M;
+    const uint64_t bytes =
+        size.state_bytes / ranks + size.checkpoint_bytes + (options.micro_batches > 1 ? sums : 0);
     const uint64_t all = bytes + bytes / 4 + kFixedBytes;
     // States are updated on a GPU where they and what is updated take up to half of it; and what is
     // filled at first is in the host tier.
@@ -122,6 +127,9 @@ void print_model(const Options &options, const ModelSize &size, const Arithmetic
             "of the states\n",
             ranks.size(), options.batch / ranks.size(),
             static_cast<double>(model.own_state_bytes()) / kMiB);
+    if (options.micro_batches > 1)
+        std::printf("micro        %u micro-batches of %u sequences, %s\n", options.micro_batches,
+                    model.options().shape.batch, options.order.c_str());
     std::printf("products     %s\n", arithmetic.name().c_str());
     std::printf("activations  %llu bytes outside Stepwell\n\n",
                 static_cast<unsigned long long>(arithmetic.activation_bytes()));
@@ -237,6 +245,13 @@ void prepare_rank(Options &options, const Ranks &ranks)
         give_up(("--batch " + std::to_string(options.batch) + " is not a multiple of " +
                  std::to_string(ranks.size()) + " ranks; each takes as many sequences")
                     .c_str());
+    const uint32_t mine = options.batch / ranks.size();
+    if (mine % options.micro_batches != 0)
+        give_up((std::to_string(mine) + " sequences of --batch " + std::to_string(options.batch) +
+                 " on each of " + std::to_string(ranks.size()) +
+                 " ranks are not a multiple of --micro-batches " +
+                 std::to_string(options.micro_batches) + "; each takes as many sequences")
+                    .c_str());
     if (ranks.rank() == 0) return;
     options.quiet = true;
     options.losses_path.clear();
@@ -249,16 +264,21 @@ void run(Options options)
 {
     const Ranks ranks(options.ranks, options.mpi_module);
     prepare_rank(options, ranks);
-    const Shape shape = {options.batch / ranks.size(), options.sequence, options.width,
-                         options.heads};
-    const ModelOptions model_options = {shape, options.layers, options.seed,
-                                        options.activations_in_stepwell, !options.store.empty()};
+    const Shape shape = {options.batch / ranks.size() / options.micro_batches, options.sequence,
+                         options.width, options.heads};
+    const ModelOptions model_options = {shape,
+                                        options.layers,
+                                        options.seed,
+                                        options.activations_in_stepwell,
+                                        !options.store.empty(),
+                                        options.micro_batches,
+                                        options.together()};
     const ModelSize size = model_size(model_options);
     Text text;
     stop_if(text.load(options.text, options.sequence));
     stop_if(check_outputs(options));
-    const std::unique_ptr<Arithmetic> arithmetic =
-        make_arithmetic(options, shape, options.activations_in_stepwell ? 0 : options.layers);
+    const std::unique_ptr<Arithmetic> arithmetic = make_arithmetic(
+        options, shape, options.activations_in_stepwell ? 0 : model_options.checkpoint_count());
     const bool sized = options.nvme_bytes != 0;
     complete_budgets(options, size, *arithmetic, ranks.size());
 

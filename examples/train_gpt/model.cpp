@@ -68,7 +68,7 @@ bool is_gain(uint32_t slot)
 
 ModelSize model_size(const ModelOptions &options)
 {
-    const double rows = options.shape.rows();
+    const double rows = static_cast<double>(options.shape.rows()) * options.micro_batches;
     const uint64_t width = options.shape.width;
     uint64_t matrices = 0;
     uint64_t vectors = 0;
@@ -80,7 +80,8 @@ ModelSize model_size(const ModelOptions &options)
     size.parameters = options.layers * (matrices + vectors) + kVocabulary * width +
                       options.shape.sequence * width + 2 * width;
     size.state_bytes = 4 * sizeof(float) * size.parameters;
-    size.checkpoint_bytes = options.layers * sizeof(float) * options.shape.rows() * width;
+    size.checkpoint_bytes =
+        options.checkpoint_count() * sizeof(float) * options.shape.rows() * width;
     // Forward and twice that in backward; the recomputation leaves out the last product of a
     // block. Attention counts the half of the scores that the mask leaves.
     const double contract = 4.0 * static_cast<double>(width * width);
@@ -97,6 +98,7 @@ Model::Model(stw_runtime *runtime, const ModelOptions &options)
     create_outer();
     layers_.resize(options.layers);
     for (uint32_t index = 0; index < options.layers; ++index) create_layer(index);
+    if (options.together > 1) create_checkpoints("final.input");
     create_optimizer();
 }
 
@@ -155,11 +157,17 @@ void Model::create_layer(uint32_t index)
         layer.gradients[slot] = create(spec_of(name, STW_ROLE_GRAD, shape.rows * width,
                                                shape.columns * width, gradients_of(index)));
     }
-    const std::string name = prefix + "input";
-    layer.checkpoint =
-        !options_.checkpoints
-            ? nullptr
-            : create(spec_of(name, STW_ROLE_ACTIVATION, options_.shape.rows(), width, 0));
+    create_checkpoints(prefix + "input");
+}
+
+void Model::create_checkpoints(const std::string &name)
+{
+    if (!options_.checkpoints) return;
+    for (uint32_t place = 0; place < options_.together; ++place) {
+        const std::string own = options_.together > 1 ? name + "." + std::to_string(place) : name;
+        checkpoints_.push_back(create(
+            spec_of(own, STW_ROLE_ACTIVATION, options_.shape.rows(), options_.shape.width, 0)));
+    }
 }
 
 void Model::create_optimizer()

@@ -18,18 +18,23 @@ namespace train_gpt {
 struct Layer {
     stw_tensor *parameters[kSlots];
     stw_tensor *gradients[kSlots];
-    stw_tensor *checkpoint;  // the block's input, kept from forward to backward; or NULL
 };
 
 // What is not in a block. The head is tied to the table of tokens.
 enum Outer : uint32_t { kTokens, kPositions, kFinalGain, kFinalBias, kOuters };
 
 struct ModelOptions {
-    Shape shape;  // of this rank's part of a batch
+    Shape shape;  // of a micro-batch of this rank
     uint32_t layers;
     uint64_t seed;
     bool checkpoints;  // as tensors
     bool durable;      // parameters and moments are part of generations
+    uint32_t micro_batches = 1;
+    uint32_t together = 1;  // of them, which a layer computes before the next layer does
+
+    // The input of each layer waits from forward to backward. With several micro-batches the
+    // output of the last layer also waits, for the head.
+    uint32_t checkpoint_count() const { return together > 1 ? (layers + 1) * together : layers; }
 };
 
 struct ModelSize {
@@ -54,6 +59,11 @@ public:
 
     const ModelOptions &options() const { return options_; }
     const Layer &layer(uint32_t index) const { return layers_[index]; }
+    // The stream before `layer`, of one of the micro-batches that are computed together; or NULL.
+    stw_tensor *checkpoint(uint32_t layer, uint32_t place) const
+    {
+        return options_.checkpoints ? checkpoints_[layer * options_.together + place] : nullptr;
+    }
     stw_tensor *parameter(Outer which) const { return parameters_[which]; }
     stw_tensor *gradient(Outer which) const { return gradients_[which]; }
     stw_optimizer *optimizer() const { return optimizer_; }
@@ -61,6 +71,7 @@ public:
 private:
     void create_outer();
     void create_layer(uint32_t index);
+    void create_checkpoints(const std::string &name);
     void create_optimizer();
     stw_tensor *create(const stw_tensor_spec &spec);
     void fill_normal(stw_tensor *tensor, double deviation);
@@ -68,6 +79,7 @@ private:
     stw_runtime *runtime_;  // not owned, outlives the model
     ModelOptions options_;
     std::vector<Layer> layers_;
+    std::vector<stw_tensor *> checkpoints_;  // layer by layer
     stw_tensor *parameters_[kOuters] = {};
     stw_tensor *gradients_[kOuters] = {};
     stw_optimizer *optimizer_ = nullptr;

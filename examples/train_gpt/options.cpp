@@ -95,6 +95,15 @@ void add_model_options(CLI::App &app, Options &options)
     app.add_option("--heads", options.heads)->capture_default_str()->check(count);
     app.add_option("--batch", options.batch)->capture_default_str()->check(count);
     app.add_option("--sequence", options.sequence)->capture_default_str()->check(count);
+    app.add_option("--micro-batches", options.micro_batches,
+                   "parts of a rank's part of --batch that are computed one after the other, their "
+                   "gradients added")
+        ->capture_default_str();
+    app.add_option("--order", options.order,
+                   "of micro-batches: horizontal (default), each through all layers before the "
+                   "next one, or vertical, all of them through a layer before the next layer, "
+                   "which reads parameters less often; the same losses")
+        ->check(CLI::IsMember({"horizontal", "vertical"}));
     app.add_option("--threads", options.threads, "of the model's arithmetic and of the update")
         ->capture_default_str()
         ->check(CLI::Range(1, 256));
@@ -128,6 +137,12 @@ std::string check_together(const Options &options)
     if (options.width % options.heads != 0)
         return "--width " + std::to_string(options.width) + " is not a multiple of --heads " +
                std::to_string(options.heads) + "; choose a width that the heads divide";
+    if (options.micro_batches == 0)
+        return "--micro-batches 0 leaves nothing to train on; give a number that divides --batch";
+    if (options.batch % options.micro_batches != 0)
+        return "--batch " + std::to_string(options.batch) +
+               " is not a multiple of --micro-batches " + std::to_string(options.micro_batches) +
+               "; each takes as many sequences";
     if (uint64_t{options.batch} * options.sequence > 1u << 20)
         return "--batch times --sequence is more than 1048576 tokens; choose smaller ones";
     if (options.layers > 1000 || options.width > 1u << 16)
@@ -218,6 +233,9 @@ Parsed parse_options(int argc, char **argv, Options *options_out, int *exit_code
     add_output_options(app, options);
     try {
         app.parse(argc, argv);
+        if (app.count("--order") != 0 && app.count("--micro-batches") == 0)
+            throw CLI::ValidationError(
+                "--order is the order of several micro-batches: add --micro-batches N");
         const std::string wrong = check_together(options);
         if (!wrong.empty()) throw CLI::ValidationError(wrong);
     } catch (const CLI::ParseError &error) {

@@ -35,6 +35,8 @@ struct Options {
     uint32_t heads = 8;
     uint32_t batch = 4;
     uint32_t sequence = 256;
+    uint32_t micro_batches = 1;        // of a rank's part of a batch
+    std::string order = "horizontal";  // of micro-batches, or "vertical"
     uint32_t threads = 2;
     double learning_rate = 1e-3;
     double clip_norm = 1.0;
@@ -49,6 +51,8 @@ struct Options {
     std::string report_path;
     bool quiet = false;
 
+    // Micro-batches that a layer computes before the next layer does.
+    uint32_t together() const { return order == "vertical" ? micro_batches : 1; }
     uint32_t steps_to_run() const
     {
         return stop_after != 0 && stop_after < steps ? stop_after : steps;

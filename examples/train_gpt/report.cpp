@@ -298,11 +298,12 @@ std::string write_json(const std::string &path, const Options &options, const Mo
     std::fprintf(file.get(),
                  "{\"rank\":%u,\"ranks\":%u,\"own_state_bytes\":%" PRIu64 ",\"parameters\":%" PRIu64
                  ",\"state_bytes\":%" PRIu64 ",\"checkpoint_bytes\":%" PRIu64
-                 ",\"flops_per_step\":%.0f,\"rows\":%u,"
+                 ",\"flops_per_step\":%.0f,\"rows\":%u,\"micro_batches\":%u,\"order\":\"%s\","
                  "\"threads\":%u,\"seed\":%" PRIu64 ",\n",
                  summary.rank, summary.ranks, summary.own_state_bytes, size.parameters,
                  size.state_bytes, size.checkpoint_bytes, size.flops_per_step,
-                 options.batch * options.sequence, options.threads, options.seed);
+                 options.batch * options.sequence, options.micro_batches, options.order.c_str(),
+                 options.threads, options.seed);
     json_steps(file.get(), records);
     json_table(file.get(), summary);
     std::fprintf(file.get(),

@@ -469,6 +469,10 @@ TEST(OptionsTest, AWrongCommandLineIsStatus2)
     const char *lines[][3] = {
         {"--bogus", "--in-memory", "not expected: --bogus"},
         {"--heads=7", "--in-memory", "not a multiple of --heads 7"},
+        {"--micro-batches=3", "--in-memory", "--batch 4 is not a multiple of --micro-batches 3"},
+        {"--micro-batches=0", "--in-memory", "--micro-batches 0 leaves nothing to train on"},
+        {"--order=vertical", "--in-memory", "add --micro-batches N"},
+        {"--order=sideways", "--micro-batches=2", "--order: sideways not in {horizontal,vertical}"},
         {"--nvme=.", "--device-bytes=64", "--device-bytes is 64 bytes, less than one block"},
         {"--nvme=.", "--host-bytes=64KiB", "--host-bytes is 65536 bytes, less than one block"},
     };

@@ -43,6 +43,20 @@ struct Schedule {
 // Linear warm-up, then half a cosine down to a tenth. step counts from 0.
 double learning_rate_of(const Schedule &schedule, uint32_t step);
 
+// Layers, or streams, that are on their way while one computes. Two, so that a link is never
+// without work when a layer ends early; more would pin room that the update could use.
+constexpr uint32_t kLookAhead = 2;
+
+// Micro-batches [begin, end) of a step, which a layer computes before the next layer does.
+struct Group {
+    uint32_t begin;
+    uint32_t end;
+    bool last;  // of the step
+
+    // Their streams wait in turn between two layers; that of one stays where it is.
+    bool waits() const { return end - begin > 1; }
+};
+
 class Trainer {
 public:
     // tier: where the arithmetic reads and writes, STW_TIER_DEVICE or STW_TIER_HOST.
@@ -55,6 +69,7 @@ public:
     // Ends with the arithmetic if the views that backward holds at once cannot fit: better before
     // the model is filled than in the middle of the first step.
     void check_fits();
+    // tokens, targets: of all micro-batches.
     StepRecord step(const Schedule &schedule, uint32_t step, const uint8_t *tokens,
                     const uint8_t *targets);
     // The logits of the byte that follows tokens[0..count), a forward without backward.
@@ -62,13 +77,27 @@ public:
 
 private:
     Views empty_views() const { return {tier_, arithmetic_.stream()}; }
-    void prefetch(uint32_t position);
-    void forward(stw_phase *phase, const Shape &shape, const uint8_t *tokens, bool training);
-    void forward_layer(stw_phase *phase, const Shape &shape, uint32_t index, bool training);
-    void keep_input(uint32_t index);
-    void head(const uint8_t *targets);
-    void backward(const Schedule &schedule, const uint8_t *tokens);
-    void backward_layer(const Schedule &schedule, uint32_t index);
+    void prefetch(uint32_t position, const Group &group);
+    void prefetch_streams(uint32_t level, uint32_t place);
+    void forward(stw_phase *phase, const Shape &shape, const Group &group, const uint8_t *tokens,
+                 bool training);
+    void forward_layer(stw_phase *phase, const Shape &shape, const Group &group, uint32_t index,
+                       bool training);
+    float *fetch_stream(Views &views, uint32_t index, uint32_t place, uint32_t access);
+    void keep_stream(uint32_t index, uint32_t place);
+    void load_stream(uint32_t index, uint32_t place);
+    void keep_gradient(uint32_t index, uint32_t place);
+    void load_gradient(uint32_t index, uint32_t place);
+    void head(const Group &group, const uint8_t *targets);
+    void backward(const Schedule &schedule, const Group &group, const uint8_t *tokens,
+                  Views &table);
+    void backward_layer(const Schedule &schedule, const Group &group, uint32_t index);
+    void backward_micro(const Schedule &schedule, const Group &group, uint32_t index,
+                        uint32_t micro, Views &parameters);
+    void give_back(const Schedule &schedule, const Group &group, uint32_t index, Views &parameters,
+                   uint32_t begin, uint32_t count);
+    void embed_gradient(const Group &group, uint32_t micro, const uint8_t *tokens, Views &table);
+    uint32_t sum_flags(const Group &group, uint32_t micro) const;
     void update_early(stw_tensor *const *parameters, uint32_t count);
     void set_hyper(const Schedule &schedule, uint32_t step);
     double update(const Schedule &schedule, double *norm_out);

@@ -52,7 +52,7 @@ public:
     float *operator[](uint32_t index) const { return static_cast<float *>(views_[index].pointer); }
     void release(uint32_t begin, uint32_t n, uint32_t flags)
     {
-        must(stw_release(views_.data() + begin, n, stream_, flags));
+        if (n != 0) must(stw_release(views_.data() + begin, n, stream_, flags));
     }
     void release_all(uint32_t flags) { release(0, count_, flags); }
 

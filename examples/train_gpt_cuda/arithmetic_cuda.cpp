@@ -13,8 +13,10 @@ namespace {
 
 class OnGpu final : public Arithmetic {
 public:
-    OnGpu(const Shape &shape, uint32_t checkpoints)
-        : plane_(uint64_t{shape.rows()} * shape.width), gpu_(0), space_(gpu_, shape, checkpoints)
+    OnGpu(const Shape &shape, uint32_t checkpoints, uint32_t micro_batches)
+        : plane_(uint64_t{shape.rows()} * shape.width),
+          gpu_(0),
+          space_(gpu_, shape, checkpoints, micro_batches)
     {
     }
 
@@ -23,21 +25,32 @@ public:
     bool on_processor() const override { return false; }
     uint64_t activation_bytes() const override { return space_.bytes(); }
     std::string name() const override { return gpu_.name() + ", fp32"; }
-    float *checkpoint(uint32_t layer) override
+    float *checkpoint(uint32_t index) override
     {
-        return reinterpret_cast<float *>(space_.checkpoints) + layer * plane_;
+        return reinterpret_cast<float *>(space_.checkpoints) + index * plane_;
     }
 
     void embed(const Shape &shape, const uint8_t *tokens, const float *token_table,
                const float *position_table) override
     {
-        upload(space_.tokens, tokens, 0, shape.rows());
+        upload(space_.tokens, tokens, shape.rows());
         launches(shape).embed(token_table, position_table);
     }
-    void keep_input(const Shape &shape, float *checkpoint) override
+    void keep_stream(const Shape &shape, float *to) override
     {
-        gpu_.copy_inside(address(checkpoint), space_.stream,
-                         uint64_t{shape.rows()} * shape.width * sizeof(float));
+        gpu_.copy_inside(address(to), space_.stream, plane_bytes(shape));
+    }
+    void load_stream(const Shape &shape, const float *from) override
+    {
+        gpu_.copy_inside(space_.stream, address(from), plane_bytes(shape));
+    }
+    void keep_gradient(const Shape &shape, float *to) override
+    {
+        gpu_.copy_inside(address(to), space_.dstream, plane_bytes(shape));
+    }
+    void load_gradient(const Shape &shape, const float *from) override
+    {
+        gpu_.copy_inside(space_.dstream, address(from), plane_bytes(shape));
     }
     void forward(const Shape &shape, const Weights &weights) override
     {
@@ -51,11 +64,12 @@ public:
                        const HeadGradients &gradients, const uint8_t *targets,
                        uint32_t rows) override
     {
-        upload(space_.targets, targets, shape.rows(), shape.rows());
+        upload(space_.targets, targets, shape.rows());
         launches(shape).head_loss(rows);
-        losses_ = shape.rows();
+        gpu_.copy_to_host(space_.host_numbers + losses_, space_.losses,
+                          shape.rows() * sizeof(float));
+        losses_ += shape.rows();
         mean_of_ = rows;
-        gpu_.copy_to_host(space_.host_numbers, space_.losses, losses_ * sizeof(float));
         launches(shape).head_backward(weights, gradients);
     }
     void recompute(const Shape &shape, const Weights &weights, const float *input) override
@@ -72,17 +86,20 @@ public:
     {
         launches(shape).backward_attention(weights, gradients, address(input));
     }
-    void embed_gradient(const Shape &shape, const uint8_t *, float *token_gradient,
+    void embed_gradient(const Shape &shape, const uint8_t *tokens, float *token_gradient,
                         float *position_gradient) override
     {
+        // Those on the device may be of another micro-batch.
+        upload(space_.tokens, tokens, shape.rows());
         launches(shape).embed_gradient(token_gradient, position_gradient);
     }
 
     double loss() override
     {
-        gpu_.wait();
+        wait();
         double sum = 0.0;
         for (uint32_t row = 0; row < losses_; ++row) sum += space_.host_numbers[row];
+        losses_ = 0;
         return sum / mean_of_;
     }
     const float *logits(uint32_t row) override
@@ -90,34 +107,47 @@ public:
         gpu_.copy_to_host(space_.host_numbers,
                           space_.logits + uint64_t{row} * kVocabulary * sizeof(float),
                           kVocabulary * sizeof(float));
-        gpu_.wait();
+        wait();
         return space_.host_numbers;
     }
 
 private:
     static uint64_t address(const float *pointer) { return reinterpret_cast<uintptr_t>(pointer); }
+    static uint64_t plane_bytes(const Shape &shape)
+    {
+        return uint64_t{shape.rows()} * shape.width * sizeof(float);
+    }
     gpu::Launches launches(const Shape &shape) { return {gpu_, space_, shape}; }
 
-    // What the step before took from the same place is over: loss() and logits() wait for it.
-    void upload(uint64_t to, const uint8_t *bytes, uint32_t at, uint32_t count)
+    // Each upload of a step has a place of its own, because the device takes it later.
+    void upload(uint64_t to, const uint8_t *bytes, uint32_t count)
     {
-        std::copy_n(bytes, count, space_.host_tokens + at);
-        gpu_.copy_to_device(to, space_.host_tokens + at, count);
+        uint8_t *from = space_.host_tokens + uploaded_;
+        std::copy_n(bytes, count, from);
+        gpu_.copy_to_device(to, from, count);
+        uploaded_ += count;
+    }
+    // At the end of a step, or of a prediction: then the device has taken what was uploaded.
+    void wait()
+    {
+        gpu_.wait();
+        uploaded_ = 0;
     }
 
     const uint64_t plane_;
     gpu::Gpu gpu_;
     gpu::Workspace space_;
-    uint32_t losses_ = 0;
+    uint32_t uploaded_ = 0;  // bytes of host_tokens since the last wait
+    uint32_t losses_ = 0;    // since the last loss()
     uint32_t mean_of_ = 1;
 };
 
 }  // namespace
 
-std::unique_ptr<Arithmetic> make_arithmetic(const Options &, const Shape &shape,
+std::unique_ptr<Arithmetic> make_arithmetic(const Options &options, const Shape &shape,
                                             uint32_t checkpoints)
 {
-    return std::make_unique<OnGpu>(shape, checkpoints);
+    return std::make_unique<OnGpu>(shape, checkpoints, options.micro_batches);
 }
 
 }  // namespace train_gpt

@@ -8,14 +8,16 @@
 
 namespace train_gpt::gpu {
 
-Workspace::Workspace(Gpu &gpu, const Shape &shape, uint32_t checkpoints) : gpu_(gpu)
+Workspace::Workspace(Gpu &gpu, const Shape &shape, uint32_t checkpoints, uint32_t micro_batches)
+    : gpu_(gpu)
 {
     bytes_ = layout(shape, checkpoints);
     memory_ = gpu_.allocate(bytes_);
     layout(shape, checkpoints);
-    host_tokens = static_cast<uint8_t *>(gpu_.allocate_pinned(uint64_t{2} * shape.rows()));
+    const uint64_t rows = uint64_t{micro_batches} * shape.rows();
+    host_tokens = static_cast<uint8_t *>(gpu_.allocate_pinned(3 * rows));
     host_numbers = static_cast<float *>(
-        gpu_.allocate_pinned(std::max(shape.rows(), kVocabulary) * sizeof(float)));
+        gpu_.allocate_pinned(std::max(rows, uint64_t{kVocabulary}) * sizeof(float)));
 }
 
 Workspace::~Workspace()

@@ -15,7 +15,8 @@ namespace train_gpt::gpu {
 
 class Workspace {
 public:
-    Workspace(Gpu &gpu, const Shape &shape, uint32_t checkpoints);
+    // micro_batches: how many of this shape a step has.
+    Workspace(Gpu &gpu, const Shape &shape, uint32_t checkpoints, uint32_t micro_batches);
     ~Workspace();
     Workspace(const Workspace &) = delete;
     Workspace &operator=(const Workspace &) = delete;
@@ -45,8 +46,8 @@ public:
     uint64_t checkpoints = 0;  // [checkpoints, rows, width]
 
     // Of the host.
-    uint8_t *host_tokens = nullptr;  // [rows], then as many targets
-    float *host_numbers = nullptr;   // losses [rows], or logits [vocabulary]
+    uint8_t *host_tokens = nullptr;  // of a step: [rows] for embed, the loss and embed's gradient
+    float *host_numbers = nullptr;   // losses of a step, or logits [vocabulary]
 
 private:
     uint64_t layout(const Shape &shape, uint32_t checkpoints);

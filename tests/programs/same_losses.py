@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A training whose states are larger than its near tiers has the losses of the one in memory.
+"""A training whose states are larger than its near tiers has the losses of the one in memory, also
+in micro-batches, whose order changes what is read and no loss.
 
 usage: same_losses.py TRAIN_GPT. The losses are hex floats and compared byte for byte.
 """
@@ -14,11 +15,16 @@ from pathlib import Path
 
 MIB = 1 << 20
 STEPS = 4
-MODEL = ["--layers=3", "--width=256", "--heads=4", "--batch=2", "--sequence=32", "--seed=5",
+MODEL = ["--layers=3", "--width=256", "--heads=4", "--batch=4", "--sequence=32", "--seed=5",
          f"--steps={STEPS}", "--threads=2", "--quiet"]
 # In blocks of 2 MiB: what one layer of this model needs at a time, and little more.
 DEVICE_BYTES = 14 * MIB
 HOST_BYTES = 12 * MIB
+MICRO_BATCHES = 4
+# Less than the parameters, 9.4 MiB: each pass over the layers reads most of them from the disk.
+NEAR = [f"--device-bytes={6 * MIB}", f"--host-bytes={3 * MIB}", "--block-bytes=64KiB"]
+# Gradients are rounded once more for each micro-batch, in each step.
+ROUNDING = 2.0**-24
 
 
 def train(program, folder, name, arguments):
@@ -29,6 +35,39 @@ def train(program, folder, name, arguments):
     if status != 0:
         sys.exit(f"{' '.join(command)}\nended with status {status}")
     return losses.read_bytes(), json.loads(report.read_text())
+
+
+def bytes_read(report):
+    """Per step, from the disk."""
+    return sum(report["links"][link]["bytes_per_step"] for link in ("nvme>host", "nvme>device"))
+
+
+def check_micro_batches(program, folder, whole):
+    """Both orders, in memory and tiered: the same losses, near those of the batch in one piece."""
+    tiered = [f"--nvme={folder}", *NEAR]
+    losses, read = {}, {}
+    for order in ("horizontal", "vertical"):
+        micro = [f"--micro-batches={MICRO_BATCHES}", f"--order={order}"]
+        for name, arguments in {
+            "memory": ["--in-memory"],
+            "tiered": tiered,
+            "early": [*tiered, "--speculate"],
+            "activations": [*tiered, "--activations=memory"],
+        }.items():
+            run = f"{order}-{name}"
+            losses[run], report = train(program, folder, run, [*micro, *arguments])
+            if name == "tiered":
+                read[order] = bytes_read(report)
+    if len(set(losses.values())) != 1:
+        sys.exit(f"losses differ: { {run: lines.split() for run, lines in losses.items()} }")
+    (lines,) = set(losses.values())
+    for step, (one, other) in enumerate(zip(whole.split(), lines.split()), start=1):
+        ratio = float.fromhex(other.decode()) / float.fromhex(one.decode())
+        if abs(ratio - 1) > step * MICRO_BATCHES * ROUNDING:
+            sys.exit(f"step {step}: {one} for the batch, {other} in {MICRO_BATCHES} micro-batches")
+    if read["vertical"] * 2 > read["horizontal"]:
+        sys.exit(f"the vertical order reads {read} bytes per step: not half of the horizontal")
+    print(f"and in {MICRO_BATCHES} micro-batches; read per step: {read}")
 
 
 def main():
@@ -43,6 +82,7 @@ def main():
         early, _ = train(program, folder, "early", [
             f"--nvme={folder}", f"--device-bytes={DEVICE_BYTES}", f"--host-bytes={HOST_BYTES}",
             "--speculate"])
+        check_micro_batches(program, folder, memory)
     lines = memory.split()
     if len(lines) != STEPS or len(set(lines)) != STEPS:
         sys.exit(f"not {STEPS} different losses in memory: {lines}")

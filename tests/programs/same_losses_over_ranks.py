@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A training over two ranks has the losses of one, and each rank half of its states.
+"""A training over two ranks has the losses of one, and each rank half of its states; in
+micro-batches each order has the same losses.
 
 usage: same_losses_over_ranks.py TRAIN_GPT TRAIN_GPT_MPI MODULE. Exit status 77: no mpirun here.
 """
@@ -60,12 +61,28 @@ def main():
         mpirun = ["timeout", "--kill-after=10", str(SECONDS), "mpirun", "--oversubscribe",
                   "-np", str(RANKS), program_mpi, "--ranks", f"--mpi-module={module}"]
         alone, (one,) = train([program], folder, "alone", {})
-        together, ranks = train(mpirun, folder, "ranks", {**ENVIRONMENT, "TMPDIR": short})
+        environment = {**ENVIRONMENT, "TMPDIR": short}
+        together, ranks = train(mpirun, folder, "ranks", environment)
+        micro = {}
+        for order in ("horizontal", "vertical"):
+            command = [*mpirun, "--micro-batches=2", f"--order={order}"]
+            micro[order], _ = train(command, folder, order, environment)
+        refused = subprocess.run(
+            [*mpirun, *MODEL, "--micro-batches=4", f"--nvme={folder}"], check=False,
+            env={**os.environ, **environment}, capture_output=True, text=True)
+    if "2 sequences of --batch 4 on each of 2 ranks are not a multiple of" not in refused.stderr:
+        sys.exit(f"a part of a batch that cannot be cut was not refused: {refused.stderr}")
     if len(set(alone)) != STEPS or len(together) != STEPS:
         sys.exit(f"not {STEPS} different losses: {alone}, {together}")
     for step, (before, after) in enumerate(zip(alone, together), start=1):
         if abs(after / before - 1) > step * RANKS * ROUNDING:
             sys.exit(f"step {step}: loss {before} on one rank, {after} on {RANKS}")
+    if micro["horizontal"] != micro["vertical"]:
+        sys.exit(f"losses differ by the order of micro-batches: {micro}")
+    # A rank rounds the sum of its micro-batches before the sums over ranks.
+    for step, (before, after) in enumerate(zip(together, micro["vertical"]), start=1):
+        if abs(after / before - 1) > 2 * step * RANKS * ROUNDING:
+            sys.exit(f"step {step}: loss {before}, and {after} in micro-batches")
     if [report["rank"] for report in ranks] != list(range(RANKS)):
         sys.exit(f"not a report of each rank: {ranks}")
     for report in ranks:

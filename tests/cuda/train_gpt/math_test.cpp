@@ -114,7 +114,7 @@ TEST_P(LaunchesTest, ABlockIsTheProcessorsForwardAndBackward)
     train_gpt::Workspace space(shape, 2, 0);
     Gpu gpu(0);
     {
-        gpu::Workspace device(gpu, shape, 0);
+        gpu::Workspace device(gpu, shape, 0, 1);
         std::array<Floats, kSlots> values, gradients;
         std::vector<std::unique_ptr<Array>> device_values, device_gradients;
         Weights weights, device_weights;
@@ -168,7 +168,7 @@ TEST_P(LaunchesTest, BothEndsAreTheProcessors)
     train_gpt::Workspace space(shape, 2, 0);
     Gpu gpu(0);
     {
-        gpu::Workspace device(gpu, shape, 0);
+        gpu::Workspace device(gpu, shape, 0, 1);
         const Floats table = numbers(1, uint64_t{kVocabulary} * shape.width, 0.5);
         const Floats positions = numbers(2, uint64_t{shape.sequence} * shape.width, 0.5);
         const Floats gain = numbers(3, shape.width, 1.0);

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The GPT trains on a device: with room for a third of its states, and with NVMe below, it has the
-losses of the one that fits, to the bit; and those of the processor within rounding.
+losses of the one that fits, to the bit; and those of the processor within rounding. So do
+micro-batches, in either order.
 
 usage: same_losses.py TRAIN_GPT TRAIN_GPT_CUDA MODULE DOUBLE_DIRECTORY KERNELS. The device is the
 double of CUDA's driver, which ends the program with a status of its own where an access was not
@@ -24,6 +25,20 @@ MODEL = ["--layers=3", "--width=64", "--heads=4", "--batch=2", "--sequence=32", 
 DEVICE_BYTES = 832 * KIB
 HOST_BYTES = 1216 * KIB
 VIOLATION = 3
+RUNS = {
+    "fits": ["--in-memory"],
+    "third": [f"--device-bytes={DEVICE_BYTES}", "--host-bytes=8MiB"],
+    "nvme": [f"--device-bytes={DEVICE_BYTES}", f"--host-bytes={HOST_BYTES}", "--nvme"],
+    "checkpoints-outside": [f"--device-bytes={DEVICE_BYTES}", "--host-bytes=8MiB",
+                            "--activations=memory"],
+}
+MICRO = ["--micro-batches=2", f"--device-bytes={DEVICE_BYTES}"]
+MICRO_RUNS = {
+    "horizontal": [*MICRO, "--host-bytes=8MiB"],
+    "vertical": [*MICRO, "--host-bytes=8MiB", "--order=vertical"],
+    "vertical-nvme": [*MICRO, f"--host-bytes={HOST_BYTES}", "--order=vertical", "--nvme"],
+    "vertical-outside": [*MICRO, "--host-bytes=8MiB", "--order=vertical", "--activations=memory"],
+}
 # Of a loss: sums run in other orders, and the processor has an exponential of its own.
 TOLERANCE = 1e-5
 
@@ -68,16 +83,9 @@ def main():
         shutil.copy(module, safe)
         safe.chmod(0o644)
         wanted, _ = train(processor, folder, "processor", ["--in-memory"])
-        runs = {
-            "fits": ["--in-memory"],
-            "third": [f"--device-bytes={DEVICE_BYTES}", "--host-bytes=8MiB"],
-            "nvme": [f"--device-bytes={DEVICE_BYTES}", f"--host-bytes={HOST_BYTES}",
-                     f"--nvme={folder}"],
-            "checkpoints-outside": [f"--device-bytes={DEVICE_BYTES}", "--host-bytes=8MiB",
-                                    "--activations=memory"],
-        }
         found = {}
-        for number, (run, arguments) in enumerate(runs.items()):
+        for number, (run, arguments) in enumerate({**RUNS, **MICRO_RUNS}.items()):
+            arguments = [f"--nvme={folder}" if word == "--nvme" else word for word in arguments]
             environment = on_device(double, kernels, seed=number + 1, delay_us=20 * number)
             driver = f"--device-driver={safe}"
             found[run], report = train(program, folder, run, [driver, *arguments], environment)
@@ -88,10 +96,11 @@ def main():
                 sys.exit(f"{run}: the device's budget was exceeded: {tier}")
     if len(wanted) != STEPS or len(set(wanted)) != STEPS:
         sys.exit(f"not {STEPS} different losses: {wanted}")
-    check_near(wanted, found["fits"])
-    for run, losses in found.items():
-        if losses != found["fits"]:
-            sys.exit(f"losses differ:\nfits {found['fits']}\n{run} {losses}")
+    for first, others in (("fits", RUNS), ("horizontal", MICRO_RUNS)):
+        check_near(wanted, found[first])
+        for run in others:
+            if found[run] != found[first]:
+                sys.exit(f"losses differ:\n{first} {found[first]}\n{run} {found[run]}")
     print(f"{STEPS} losses are the same in {len(found)} runs: {wanted[0]} .. {wanted[-1]}")
 
 

@@ -63,7 +63,7 @@ static void train_one(stw_optimizer *optimizer, stw_tensor *parameter, stw_tenso
 }
 
 /* When parameters are updated: after backward, each as its gradient is complete, or so but for the
- * verdict, of others on each rank. */
+ * verdict, of others on each rank: which is after the verdict, over ranks. */
 enum order { AFTER, IN_BACKWARD, EARLY };
 
 static void update_early(stw_optimizer *optimizer, stw_tensor *parameter)

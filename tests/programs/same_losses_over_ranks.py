@@ -63,6 +63,7 @@ def main():
         alone, (one,) = train([program], folder, "alone", {})
         environment = {**ENVIRONMENT, "TMPDIR": short}
         together, ranks = train(mpirun, folder, "ranks", environment)
+        early, _ = train([*mpirun, "--speculate"], folder, "early", environment)
         micro = {}
         for order in ("horizontal", "vertical"):
             command = [*mpirun, "--micro-batches=2", f"--order={order}"]
@@ -77,6 +78,8 @@ def main():
     for step, (before, after) in enumerate(zip(alone, together), start=1):
         if abs(after / before - 1) > step * RANKS * ROUNDING:
             sys.exit(f"step {step}: loss {before} on one rank, {after} on {RANKS}")
+    if early != together:
+        sys.exit(f"losses differ by updates before the norm: {early}, {together}")
     if micro["horizontal"] != micro["vertical"]:
         sys.exit(f"losses differ by the order of micro-batches: {micro}")
     # A rank rounds the sum of its micro-batches before the sums over ranks.

@@ -601,6 +601,12 @@ Status OptimizerTable::optimizer_step(stw_optimizer *optimizer, const stw_update
     step.clip_norm = options.clip_norm;
     step.norm_type = options.norm_type;
     step.timeout_ns = dispatch_.timeout(options.timeout_ns);
+    // A gather that was agreed on before would wait for a verdict that is queued behind it, so over
+    // ranks all is updated after the verdict.
+    constexpr uint32_t kRefused = STW_UPDATE_WAIT | STW_UPDATE_MEASURE;
+    const bool speculates = (step.flags & STW_UPDATE_SPECULATE) != 0;
+    const bool refused = result_out || (step.flags & kRefused) != 0;
+    if (speculates && machine_.ranks && !refused) return {};
     update::StepResult result;
     const residency::Instant begin = dispatch_.now();
     Status status = machine_.ranks ? step_on_ranks(body, tensors, step, &result)
@@ -610,7 +616,7 @@ Status OptimizerTable::optimizer_step(stw_optimizer *optimizer, const stw_update
         recorder_.add_stall_of(recorder_.current_step(), observe::Stall::kUpdate, residency::kNone,
                                begin, dispatch_.now());
     }
-    if ((step.flags & STW_UPDATE_SPECULATE) != 0) tell_misses(body);
+    if (speculates) tell_misses(body);
     sleepers_.log_timeout(status);
     if (!status.ok()) return sleepers_.tell_waiting(std::move(status));
     if (result_out) fill_result(result, result_out);

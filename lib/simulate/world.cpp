@@ -96,6 +96,7 @@ Status World::settle(const SharedLinks::Ended &ended)
     ++events_;
     if (ended.tag == kTimerTag) {
         --timers_;
+        if (rank.timer_at != now_) return {};  // an earlier one was set since
         rank.timer_at = residency::kNever;
     } else if (ended.tag == kCollectiveTag) {
         end_collective(rank);

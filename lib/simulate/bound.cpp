@@ -2,7 +2,7 @@
 // The bound of a step in steady state: for each resource the bytes that it must carry, by what is
 // alive at two moments of a step and has no room nearer. When the forward pass ends, all updates
 // have: states, parameters and checkpoints are needed again. When the backward pass ends, states
-// and gradients are, since no update begins before the last gradient.
+// and gradients are, unless updates begin before the last gradient.
 #include "lib/simulate/simulate.h"
 
 #include <algorithm>
@@ -49,15 +49,17 @@ Tensors updated_at(const Layout &layout, PlaceId place)
 // Each way. A state or gradient on nvme at the end of the backward pass was written there since it
 // changed, and is read by its update; a parameter or checkpoint at the end of the forward pass was
 // written as well, and is read by the backward pass.
-double nvme_bytes(const Tensors &all, uint64_t room)
+double nvme_bytes(const Tensors &all, uint64_t room, bool in_backward)
 {
     const uint64_t used = all.parameters.bytes + all.checkpoints.bytes;
     const uint64_t updated = all.states.bytes + all.gradients.bytes;
-    return std::max(over(all.states.bytes + used, room),
+    const double forward = over(all.states.bytes + used, room);
+    if (in_backward) return forward;
+    return std::max(forward,
                     over(updated + all.parameters.near, room) + over(used + all.states.near, room));
 }
 
-void count_bytes(const Layout &layout, Bound *bound)
+void count_bytes(const Layout &layout, bool in_backward, Bound *bound)
 {
     const auto bytes_of = [bound](Route route) -> double & {
         return bound->bytes[static_cast<size_t>(route)];
@@ -65,14 +67,14 @@ void count_bytes(const Layout &layout, Bound *bound)
     const Tensors all = updated_at(layout, kSimulatedPlaces);
     const uint64_t gathered = layout.gather_ranks > 1 ? layout.whole_bytes : 0;
     const uint64_t device = layout.budgets.device_bytes - layout.working_bytes - gathered;
-    const double far = nvme_bytes(all, device + layout.budgets.host_bytes);
+    const double far = nvme_bytes(all, device + layout.budgets.host_bytes, in_backward);
     bytes_of(Route::kNvmeToHost) = bytes_of(Route::kHostToNvme) = far;
     // Parameters come from their update on the host, and what the device does not keep for the
     // backward pass and for updates comes once more; of a gathered tensor that is still there no
     // slice is needed.
     const Tensors here = updated_at(layout, kDevicePlace);
     const Tensors host = updated_at(layout, kHostPlace);
-    const double late = over(here.states.bytes + here.gradients.bytes, device);
+    const double late = in_backward ? 0 : over(here.states.bytes + here.gradients.bytes, device);
     const uint64_t used = all.parameters.bytes + all.checkpoints.bytes + here.states.bytes;
     const uint64_t changed = here.parameters.bytes + here.states.bytes + all.checkpoints.bytes;
     bytes_of(Route::kHostToDevice) =
@@ -106,7 +108,9 @@ Bound bound_of(const Layout &layout, const Model &model, const Machine &machine)
     Bound bound;
     bound.seconds = model.step_flops() / machine.achieved_flops_per_s;
     bound.what = "computation";
-    count_bytes(layout, &bound);
+    const bool in_backward =
+        model.update == Update::kBackward || model.update == Update::kSpeculative;
+    count_bytes(layout, in_backward, &bound);
     const auto consider = [&bound](double seconds, const std::string &what) {
         if (seconds <= bound.seconds) return;
         bound.seconds = seconds;

@@ -73,15 +73,15 @@ void World::begin_sum(Rank &rank, uint32_t number)
 }
 
 // From here on gathers wait for their tile's update, and earlier gathered tensors are invalid.
-void World::call_updates(Rank &rank)
+void World::call_update(Rank &rank, const Op &op)
 {
-    for (uint32_t number = 0; number < layout_.tiles.size(); ++number) {
-        const Tile &tile = layout_.tiles[number];
-        rank.tiles[number].updating = rank.core.claim();
-        for (const TensorId tensor : {tile.parameter, tile.gradient, tile.state})
-            rank.core.claim_tensor(rank.tiles[number].updating, tensor);
-        if (tile.whole != residency::kNone) rank.gathers.update(rank.tiles[number].whole, rank.out);
-    }
+    const Tile &tile = layout_.tiles[op.tile];
+    const residency::ClaimId claim = rank.core.claim();
+    rank.tiles[op.tile].updating[op.again] = claim;
+    for (const TensorId tensor : {tile.parameter, tile.gradient, tile.state})
+        rank.core.claim_tensor(claim, tensor);
+    if (op.again) rank.core.claim_tensor(claim, tile.kept);
+    if (tile.whole != residency::kNone) rank.gathers.update(rank.tiles[op.tile].whole, rank.out);
 }
 
 // ------------------------------------------------------------------------------- collectives ----
@@ -208,7 +208,7 @@ void World::blame_gather(Rank &rank, uint32_t tile, Instant begin, Instant end)
     const Instant updated = std::clamp(arrival.updated, begin, end);
     const Instant here = std::clamp(arrival.slice, updated, end);
     const auto add = [&rank](Cause cause, Instant time) {
-        rank.result.stall_ns[static_cast<size_t>(cause)] += time;
+        rank.open.stall_ns[static_cast<size_t>(cause)] += time;
     };
     add(Cause::kUpdate, updated - begin);
     add(updated > begin ? Cause::kUpdate : Cause::kParameters, here - updated);

@@ -18,7 +18,10 @@ constexpr uint64_t kBlockBytes = 2 << 20;
 constexpr uint64_t kBlockBytesMin = 64 << 10;
 constexpr uint64_t kPageBytes = 4096;
 constexpr const char *kPlaceNames[] = {"device", "host", "nvme"};
-constexpr uint64_t kTilesAhead = 8;  // gathered before they are needed, at most
+constexpr uint64_t kUpdateTiles = 6;    // of updates in the backward pass, in host memory at once
+constexpr double kLateMost = 1.2;       // times the forward pass' share of a step
+constexpr double kPendingShare = 0.85;  // of the forward pass, for updates that were not speculated
+constexpr uint64_t kTilesAhead = 8;     // gathered before they are needed, at most
 constexpr uint64_t kMostBytes = uint64_t{1} << 60;
 
 uint64_t divided(uint64_t bytes, uint64_t by)
@@ -51,7 +54,8 @@ private:
 
 class Builder {
 public:
-    Builder(const Model &model, uint32_t ranks, const Budgets &budgets) : model_(model)
+    Builder(const Model &model, const Machine &machine, uint32_t ranks, const Budgets &budgets)
+        : model_(model), machine_(machine)
     {
         layout_.ranks = ranks;
         layout_.gather_ranks = std::max(1u, ranks / model.model_parallel);
@@ -78,6 +82,10 @@ private:
         bool comes_to_host;  // updated there, wherever it rests
     };
 
+    [[nodiscard]] bool in_backward() const
+    {
+        return model_.update == Update::kBackward || model_.update == Update::kSpeculative;
+    }
     [[nodiscard]] bool gathers() const { return layout_.gather_ranks > 1; }
     [[nodiscard]] uint64_t in_blocks(uint64_t bytes) const
     {
@@ -101,6 +109,10 @@ private:
     Status place_all();
     Status place_tiles(const Role &role, uint64_t a_parameter, TensorId Tile::*member);
     Status place_checkpoints();
+    void place_kept();
+    void choose_late();
+    [[nodiscard]] double seconds_over(Route route, double bytes) const;
+    [[nodiscard]] uint64_t near_room(const Role &role, uint64_t bytes) const;
     [[nodiscard]] bool updates_on_device() const;
     void choose_updates(bool all_on_device);
     [[nodiscard]] uint64_t host_window(uint64_t budget) const;
@@ -117,6 +129,7 @@ private:
     [[nodiscard]] std::string name_of(const char *role, uint32_t tile) const;
 
     const Model &model_;
+    const Machine &machine_;
     Layout layout_;
     std::vector<std::string> names_;  // by tile
     std::vector<uint64_t> checkpoint_bytes_;
@@ -153,6 +166,7 @@ void Builder::measure_tiles()
             for (const Part &part : layer.parts) {
                 Tile tile;
                 tile.layer = layout_.layers;
+                tile.parameters = part.parameters;
                 tile.forward_flops = part.forward_flops;
                 const uint64_t share = divided(part.parameters, model_.model_parallel);
                 tile.whole_bytes = share * model_.parameter_bytes;
@@ -230,7 +244,10 @@ Status Builder::reserve_device()
 
 uint64_t Builder::host_window(uint64_t budget) const
 {
-    return std::max(budget / 64, 2 * update_bytes_);
+    if (!in_backward()) return std::max(budget / 64, 2 * update_bytes_);
+    // Some are read, one is updated, and some are written.
+    return std::max(
+        {budget / 64, 2 * update_bytes_, std::min(budget / 8, kUpdateTiles * update_bytes_)});
 }
 
 // With that budget. Tensors without a placement leave room to look ahead; an explicit placement is
@@ -337,7 +354,7 @@ Status Builder::place_tiles(const Role &role, uint64_t a_parameter, TensorId Til
     uint64_t elsewhere = 0;
     for (size_t i = 0; i < layout_.tiles.size(); ++i)
         if (!on_device(i)) elsewhere += in_blocks(shard_parameters_[i] * a_parameter);
-    Spread spread(room_at(kHostPlace, true), elsewhere);
+    Spread spread(near_room(role, elsewhere), elsewhere);
     for (uint32_t i = 0; i < layout_.tiles.size(); ++i) {
         const uint64_t bytes = shard_parameters_[i] * a_parameter;
         Role at = role;
@@ -354,6 +371,92 @@ Status Builder::place_tiles(const Role &role, uint64_t a_parameter, TensorId Til
         if (member != &Tile::gradient) layout_.filled.push_back(made.value());
     }
     return {};
+}
+
+// Of the host, for tensors of that role that may rest there. Speculated states need room twice.
+// Those on nvme have it there, so some more rest there than have to, until what is not speculated
+// can be updated beside the forward pass.
+uint64_t Builder::near_room(const Role &role, uint64_t bytes) const
+{
+    const uint64_t room = std::min(room_at(kHostPlace, true), bytes);
+    const bool states = std::string_view(role.name) == "state";
+    if (!states || model_.update != Update::kSpeculative || budget(kNvmePlace) == 0) return room;
+    double forward_s = 0;
+    double update_s = 0;
+    for (const Tile &tile : layout_.tiles) {
+        forward_s += tile.forward_flops / machine_.achieved_flops_per_s;
+        if (tile.update_at == kHostPlace)
+            update_s += static_cast<double>(tile.update_bytes) * machine_.gpus_per_node /
+                        machine_.host_bytes_per_s;
+    }
+    const double pending = static_cast<double>(bytes) * kPendingShare * forward_s / update_s;
+    // Of n bytes near and `room` for them, 2n - room have no second version.
+    const double near = (static_cast<double>(room_at(kHostPlace, true)) + pending) / 2;
+    return near < static_cast<double>(room) ? static_cast<uint64_t>(near) : room;
+}
+
+double Builder::seconds_over(Route route, double bytes) const
+{
+    double slowest = 0;
+    for (const Link &link : machine_.links) {
+        if ((link.routes & route_bit(route)) == 0) continue;
+        const double share = link.bytes_per_s * link.stripes / machine_.sharers(link.per);
+        slowest = std::max(slowest, bytes / share);
+    }
+    return slowest;
+}
+
+// If updates take longer than the backward pass, a part of them is left to the next forward pass:
+// not those of one end of the model, as it would wait for all of them.
+void Builder::choose_late()
+{
+    double forward_s = 0;
+    double update_s = 0;
+    double far_bytes = 0;
+    uint64_t bytes = 0;
+    for (const Tile &tile : layout_.tiles) {
+        forward_s += tile.forward_flops / machine_.achieved_flops_per_s;
+        if (tile.update_at != kHostPlace) continue;
+        update_s += static_cast<double>(tile.update_bytes) * machine_.gpus_per_node /
+                    machine_.host_bytes_per_s;
+        bytes += layout_.specs[tile.state].bytes;
+        for (const TensorId tensor : {tile.state, tile.parameter})
+            if (layout_.specs[tensor].policy.home == kNvmePlace)
+                far_bytes += static_cast<double>(layout_.specs[tensor].bytes);
+    }
+    const double backward_s = forward_s * (model_.recomputes ? 3 : 2);
+    const double takes_s = std::max({update_s, seconds_over(Route::kNvmeToHost, far_bytes),
+                                     seconds_over(Route::kHostToNvme, far_bytes)});
+    if (takes_s <= backward_s) return;
+    const double late =
+        std::min(1 - backward_s / takes_s, kLateMost * forward_s / (forward_s + backward_s));
+    Spread spread(static_cast<uint64_t>(late * static_cast<double>(bytes)), bytes);
+    for (Tile &tile : layout_.tiles)
+        if (tile.update_at == kHostPlace)
+            tile.is_late = spread.take(layout_.specs[tile.state].bytes);
+}
+
+// Second versions of states, where the state rests, as far as there is room.
+void Builder::place_kept()
+{
+    for (const PlaceId place : {kNvmePlace, kHostPlace}) {
+        uint64_t bytes = 0;
+        for (const Tile &tile : layout_.tiles)
+            if (layout_.specs[tile.state].policy.home == place)
+                bytes += in_blocks(layout_.specs[tile.state].bytes);
+        Spread spread(room_at(place, true), bytes);
+        for (uint32_t i = 0; i < layout_.tiles.size(); ++i) {
+            Tile &tile = layout_.tiles[i];
+            const TensorSpec &state = layout_.specs[tile.state];
+            if (state.policy.home != place || tile.update_at == kDevicePlace) continue;
+            if (tile.is_late || !spread.take(in_blocks(state.bytes))) continue;
+            const Role role{"kept state", Home::kAuto, place, false};
+            Result<TensorId> made = add(role, name_of(role.name, i), state.bytes, false);
+            if (!made.ok()) continue;
+            tile.kept = made.value();
+            layout_.filled.push_back(made.value());
+        }
+    }
 }
 
 Status Builder::place_checkpoints()
@@ -386,9 +489,14 @@ void Builder::choose_updates(bool all_on_device)
     }
     // As a runtime does, which keeps the other half for what passes through: parameters that do not
     // stay for the backward pass come twice.
-    Spread spread(std::min(room_at(kDevicePlace, true), budget(kDevicePlace) / 2), sum);
+    uint64_t room = std::min(room_at(kDevicePlace, true), budget(kDevicePlace) / 2);
+    Spread spread(room, sum);
+    // The first layers' gradients are the last, so their updates have the least time.
+    const bool first = in_backward();
     for (size_t i = 0; i < layout_.tiles.size(); ++i) {
-        const bool here = all_on_device || (some && spread.take(bytes[i]));
+        const bool here =
+            all_on_device || (some && (first ? room >= bytes[i] : spread.take(bytes[i])));
+        if (here && first) room -= std::min(room, bytes[i]);
         layout_.tiles[i].update_at = here ? kDevicePlace : kHostPlace;
     }
 }
@@ -418,6 +526,8 @@ Status Builder::place_all()
     STW_TRY(place_tiles({"state", placement.states, kHostPlace, false}, model_.state_bytes,
                         &Tile::state));
     if (on_device) STW_TRY(place_checkpoints());
+    if (in_backward()) choose_late();
+    if (model_.update == Update::kSpeculative) place_kept();
     const uint64_t used = layout_.promised_bytes[kDevicePlace] + fixed_bytes_;
     const uint64_t left = std::min(ahead_, budget(kDevicePlace) - used);
     layout_.tiles_ahead = static_cast<uint32_t>(2 + left / (whole_bytes_ + shard_bytes_));
@@ -460,7 +570,7 @@ Result<Layout> try_layout(const Model &model, const Machine &machine, uint32_t r
             "at most the machine's GPUs, %u",
             ranks, model.model_parallel, machine.gpus());
     }
-    Builder builder(model, ranks, budgets);
+    Builder builder(model, machine, ranks, budgets);
     Result<Layout> made = builder.build(blocks_max);
     *full = builder.full();
     return made;

@@ -24,6 +24,7 @@ constexpr uint32_t kSimulatedPlaces = 3;
 // A part of a layer on one rank. Sizes are in `specs`.
 struct Tile {
     uint32_t layer = 0;
+    uint64_t parameters = 0;  // of all ranks
     double forward_flops = 0;
     uint64_t whole_bytes = 0;  // of its model-parallel share, gathered
     uint64_t gradient_whole_bytes = 0;
@@ -31,10 +32,14 @@ struct Tile {
     TensorId parameter = residency::kNone;
     TensorId gradient = residency::kNone;
     TensorId state = residency::kNone;
+    TensorId kept =
+        residency::kNone;  // the state before a speculated update; kNone: not speculated
     TensorId whole = residency::kNone;  // kNone: nothing to gather
     // Before the sum. Adjacent tiles use different ones; there are only two in all.
     TensorId gradient_whole = residency::kNone;
     PlaceId update_at = kHostPlace;
+    // Updated beside the next forward pass, where the backward pass is too short for all updates.
+    bool is_late = false;
 };
 
 // For one rank; by default its share of the machine.

@@ -37,6 +37,15 @@ struct Placement {
     Home checkpoints = Home::kAuto;
 };
 
+// When an optimizer's updates run.
+enum class Update : uint8_t {
+    kPending,      // after the last gradient, beside the next forward pass
+    kExposed,      // after the last gradient, all of it before the next step begins
+    kBackward,     // each after its gradient, in the backward pass, for good
+    kSpeculative,  // likewise, as far as there is room to keep what was before, until the norm is
+                   // known; if it has to be clipped they are made again; the rest are pending
+};
+
 struct Transformer {
     uint64_t layers = 0;
     uint64_t hidden = 0;
@@ -56,6 +65,8 @@ struct Model {
     uint64_t working_bytes = 0;  // of activations between two checkpoints
     uint32_t model_parallel = 1;
     bool recomputes = true;  // repeats the forward pass between two checkpoints
+    Update update = Update::kBackward;
+    double miss_rate = 0;  // the share of steps whose speculated updates are made again
     Placement placement;
     bool is_transformer = false;
     Transformer transformer;  // from which the layers were made

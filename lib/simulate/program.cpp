@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The forward pass takes the tiles in order; the backward pass takes the layers in reverse, with
-// the forward again before each if it is recomputed, then its tiles in reverse; updates go in the
-// order of the next forward pass.
+// the forward again before each if it is recomputed, then its tiles in reverse. Updates in the
+// backward pass follow their gradients; the others go in the order of the next forward pass.
 #include "lib/simulate/program.h"
 
 #include <algorithm>
@@ -26,6 +26,9 @@ public:
           model_(model),
           machine_(machine),
           schedule_(schedule),
+          mode_(schedule.exposed_update ? Update::kExposed
+                : schedule.overlap      ? model.update
+                                        : Update::kPending),
           updated_(layout.tiles.size(), kNoOp),
           kept_(layout.layers, kNoOp)
     {
@@ -37,7 +40,7 @@ public:
             begin_step();
             forward();
             backward();
-            update();
+            update(step == schedule_.missed_step);
         }
         begin_step();
         program_.compute_ns = compute_ns_ / std::max(steps, 1u);
@@ -59,10 +62,20 @@ private:
     OpId release(LaneId lane, std::initializer_list<Use> uses, bool far, bool discard);
     OpId run(LaneId lane, What what, Cause cause, uint64_t duration_ns, std::array<OpId, 3> after);
     OpId on_tile(LaneId lane, What what, Cause cause, uint32_t tile, std::array<OpId, 3> after);
+    void discard(TensorId tensor, OpId after);
     void begin_step();
     void forward();
     void backward();
-    void update();
+    void update(bool missed);
+    void update_tile(uint32_t tile, bool again, std::array<OpId, 2> after);
+    [[nodiscard]] bool in_backward(const Tile &tile) const
+    {
+        return (mode_ == Update::kBackward && !tile.is_late) || speculates(tile);
+    }
+    [[nodiscard]] bool speculates(const Tile &tile) const
+    {
+        return mode_ == Update::kSpeculative && tile.kept != kNone;
+    }
     void forward_tile(uint32_t tile, OpId checkpoint, bool again);
     void backward_tile(uint32_t tile);
     OpId bring(uint32_t tile, OpId checkpoint, bool again);
@@ -77,13 +90,16 @@ private:
     const Model &model_;
     const Machine &machine_;
     const Schedule &schedule_;
+    const Update mode_;
     Program program_;
     std::vector<OpId> computed_;  // in order of execution: the end of a tile's computation
     std::vector<OpId> reduced_;
+    std::vector<OpId> over_;     // the ends of updates, in their order
     std::vector<OpId> updated_;  // by tile: in the last step
     std::vector<OpId> kept_;     // by layer: its checkpoint was written
     uint64_t compute_ns_ = 0;
     OpId began_ = kNoOp;
+    OpId verdict_ = kNoOp;  // the norm of all ranks' gradients is known
 };
 
 OpId Writer::put(Op op)
@@ -141,9 +157,9 @@ void Writer::begin_step()
 {
     // An exposed update ends, and is written, before the next step begins.
     OpId last = kNoOp;
-    if (schedule_.exposed_update && !updated_.empty() && updated_.back() != kNoOp)
+    if (mode_ == Update::kExposed && !updated_.empty() && updated_.back() != kNoOp)
         last = run(LaneId::kUpdate, What::kDrain, Cause::kUpdate, 0, {kNoOp, kNoOp, kNoOp});
-    began_ = run(LaneId::kCompute, What::kStepBegins, Cause::kUpdate, 0, {last, kNoOp, kNoOp});
+    began_ = run(LaneId::kCompute, What::kStepBegins, Cause::kUpdate, 0, {last, verdict_, kNoOp});
 }
 
 // Makes a tile's parameters available to the next computation.
@@ -157,7 +173,7 @@ OpId Writer::bring(uint32_t number, OpId checkpoint, bool again)
     }
     // With an exposed update nothing is fetched before its end; else each fetch waits for its own
     // update.
-    const OpId begun = schedule_.exposed_update || !schedule_.overlap ? began_ : kNoOp;
+    const OpId begun = mode_ == Update::kExposed || !schedule_.overlap ? began_ : kNoOp;
     const OpId update = again ? kNoOp : updated_[number];
     const Use slice{tile.parameter, Access::kRead, kDevicePlace};
     return fetch(LaneId::kCompute, Cause::kParameters, {slice},
@@ -211,14 +227,19 @@ void Writer::backward_tile(uint32_t number)
     const uint64_t takes = compute_ns(tile, 2);
     compute_ns_ += takes;
     run(LaneId::kCompute, What::kCompute, Cause::kNone, takes, {ready, kNoOp, kNoOp});
-    release(LaneId::kCompute, {before}, !gathered, false);
+    // Written back now, unless its update comes first.
+    const bool consumed = mode_ == Update::kBackward && !tile.is_late &&
+                          layout_.specs[tile.gradient].policy.home == kNvmePlace;
+    release(LaneId::kCompute, {before}, !gathered && !consumed, false);
     computed_.push_back(let_go(number));
     reduced_.push_back(computed_.back());
-    if (!gathered) return;
-    const OpId sum =
-        on_tile(LaneId::kCompute, What::kSum, Cause::kNone, number, {kNoOp, kNoOp, kNoOp});
-    reduced_.back() =
-        on_tile(LaneId::kSum, What::kSummed, Cause::kGradients, number, {sum, kNoOp, kNoOp});
+    if (gathered) {
+        const OpId sum =
+            on_tile(LaneId::kCompute, What::kSum, Cause::kNone, number, {kNoOp, kNoOp, kNoOp});
+        reduced_.back() =
+            on_tile(LaneId::kSum, What::kSummed, Cause::kGradients, number, {sum, kNoOp, kNoOp});
+    }
+    if (in_backward(tile)) update_tile(number, false, {computed_.back(), reduced_.back()});
 }
 
 void Writer::backward()
@@ -243,39 +264,74 @@ void Writer::backward()
     }
 }
 
-void Writer::update()
+// What is left at the end of the backward pass, in the order of the next forward pass.
+void Writer::update(bool missed)
 {
-    std::vector<OpId> over;
-    run(LaneId::kCompute, What::kUpdates, Cause::kNone, 0, {kNoOp, kNoOp, kNoOp});
-    const OpId computed = computed_.back();
-    const OpId summed = reduced_.back();
+    std::array<OpId, 2> known = {computed_.back(), reduced_.back()};
+    if (mode_ == Update::kSpeculative) {
+        const uint64_t latency = layout_.gather_ranks > 1 ? machine_.collectives.latency_ns : 0;
+        verdict_ = run(LaneId::kSum, What::kCompute, Cause::kGradients, latency,
+                       {known[0], known[1], kNoOp});
+        known = {verdict_, kNoOp};
+    }
     for (uint32_t number = 0; number < layout_.tiles.size(); ++number) {
         const Tile &tile = layout_.tiles[number];
-        const Use state{tile.state, Access::kReadWrite, tile.update_at};
-        const Use gradient{tile.gradient, Access::kRead, tile.update_at};
-        const Use parameter{tile.parameter, Access::kWrite, tile.update_at};
-        // Tiles that fit into half of the window: that half is transferred while the other is
-        // updated.
-        const uint64_t a_tile = layout_.specs[tile.state].bytes +
-                                layout_.specs[tile.gradient].bytes +
-                                layout_.specs[tile.parameter].bytes + 3 * layout_.block_bytes;
-        const uint64_t at_once = std::clamp<uint64_t>(layout_.host_window_bytes / a_tile, 1, 8);
-        const OpId earlier = over.size() < at_once ? kNoOp : over[over.size() - at_once];
-        // Clipping by the norm of all gradients needs all of them.
-        fetch(LaneId::kUpdateFetch, Cause::kUpdate, {state, gradient, parameter},
-              {earlier, computed, summed});
-        const OpId there = program_.lanes[static_cast<size_t>(LaneId::kUpdateFetch)].back();
-        program_.ops[there].tile = number;
-        const bool on_device = tile.update_at == kDevicePlace;
-        const double bytes_per_s = on_device ? machine_.device_bytes_per_s
-                                             : machine_.host_bytes_per_s / machine_.gpus_per_node;
-        run(LaneId::kUpdate, What::kCompute, Cause::kUpdate,
-            ns(static_cast<double>(tile.update_bytes) / bytes_per_s), {there, kNoOp, kNoOp});
-        const OpId used = release(LaneId::kUpdate, {gradient}, false, true);
-        over.push_back(release(LaneId::kUpdate, {state, parameter}, true, false));
-        program_.ops[used].tile = program_.ops[over.back()].tile = number;
-        updated_[number] = over.back();
+        if (!in_backward(tile) || (speculates(tile) && missed))
+            update_tile(number, speculates(tile), known);
+        else if (speculates(tile))
+            discard(tile.gradient, verdict_);
     }
+}
+
+// Of a speculated update `again` starts from the state that was kept.
+void Writer::update_tile(uint32_t number, bool again, std::array<OpId, 2> after)
+{
+    const Tile &tile = layout_.tiles[number];
+    const OpId called =
+        on_tile(LaneId::kCompute, What::kUpdate, Cause::kNone, number, {kNoOp, kNoOp, kNoOp});
+    program_.ops[called].again = again;
+    const Use state{tile.state, again ? Access::kWrite : Access::kReadWrite, tile.update_at};
+    const Use gradient{tile.gradient, Access::kRead, tile.update_at};
+    const Use parameter{tile.parameter, Access::kWrite, tile.update_at};
+    const Use kept{tile.kept, Access::kRead, tile.update_at};
+    // Tiles that fit into half of the window: that half is transferred while the other is updated.
+    const uint64_t a_tile = layout_.specs[tile.state].bytes + layout_.specs[tile.gradient].bytes +
+                            layout_.specs[tile.parameter].bytes + 3 * layout_.block_bytes;
+    const uint64_t at_once = std::clamp<uint64_t>(layout_.host_window_bytes / a_tile, 1, 8);
+    const OpId earlier = over_.size() < at_once ? kNoOp : over_[over_.size() - at_once];
+    const std::array<OpId, 3> ready = {earlier, after[0], after[1]};
+    OpId there;
+    if (again)
+        there =
+            fetch(LaneId::kUpdateFetch, Cause::kUpdate, {state, gradient, parameter, kept}, ready);
+    else
+        there = fetch(LaneId::kUpdateFetch, Cause::kUpdate, {state, gradient, parameter}, ready);
+    const bool on_device = tile.update_at == kDevicePlace;
+    const double bytes_per_s = on_device ? machine_.device_bytes_per_s
+                                         : machine_.host_bytes_per_s / machine_.gpus_per_node;
+    run(LaneId::kUpdate, What::kCompute, Cause::kUpdate,
+        ns(static_cast<double>(tile.update_bytes) / bytes_per_s), {there, kNoOp, kNoOp});
+    // A speculated update may be made again with the same gradient.
+    const bool is_final = again || !speculates(tile);
+    const OpId used = release(LaneId::kUpdate, {gradient}, false, is_final);
+    const OpId over = again ? release(LaneId::kUpdate, {state, parameter, kept}, true, false)
+                            : release(LaneId::kUpdate, {state, parameter}, true, false);
+    for (const OpId op : {there, used, over}) {
+        program_.ops[op].tile = number;
+        program_.ops[op].again = again;
+    }
+    over_.push_back(over);
+    updated_[number] = over;
+}
+
+void Writer::discard(TensorId tensor, OpId after)
+{
+    Op op;
+    op.what = What::kDiscard;
+    op.lane = LaneId::kUpdate;
+    op.after[0] = after;
+    op.uses[op.use_count++] = {tensor, Access::kRead, kHostPlace};
+    put(op);
 }
 
 }  // namespace

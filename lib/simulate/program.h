@@ -23,7 +23,8 @@ enum class What : uint8_t {
     kLetGo,    // and released
     kSum,      // queues the sum of its gradient
     kSummed,   // waits for the next of these sums
-    kUpdates,  // all tiles are to be updated: later fetches get the results
+    kUpdate,   // a tile is to be updated: later fetches get the result
+    kDiscard,  // of a tensor that nobody uses, such as a gradient when its update is final
     kDrain,
     kStepBegins
 };
@@ -49,7 +50,8 @@ struct Op {
     bool far = false;      // of a release: evicted first and written back now
     bool discard = false;  // of a release: contents are dead
     std::array<OpId, 3> after = {kNoOp, kNoOp, kNoOp};
-    std::array<Use, 3> uses = {};  // of a fetch or a release
+    bool again = false;            // of an update: its first result is not used
+    std::array<Use, 4> uses = {};  // of a fetch or a release
     uint8_t use_count = 0;
     uint64_t duration_ns = 0;  // of a computation
     uint32_t tile = 0;         // that is gathered, summed or updated
@@ -57,7 +59,8 @@ struct Op {
 
 struct Schedule {
     bool overlap = true;          // fetch, gather and sum ahead of and beside the computation
-    bool exposed_update = false;  // all of the update between two steps, as in the paper
+    bool exposed_update = false;  // instead of the model's: all between two steps, as in the paper
+    uint32_t missed_step = UINT32_MAX;  // whose speculated updates are made again
 };
 
 struct Program {

@@ -81,7 +81,10 @@ Status World::fill(Rank &rank)
 Status World::fill_tensor(Rank &rank, TensorId tensor)
 {
     const PlaceId home = layout_.specs[tensor].policy.home;
-    const Use use{tensor, Access::kWrite, std::min(home, kHostPlace)};
+    // By way of the device where the host is smaller than the tensor.
+    const uint64_t blocks = layout_.budgets.host_bytes / layout_.block_bytes;
+    const bool has_host = blocks * layout_.block_bytes >= layout_.specs[tensor].bytes;
+    const Use use{tensor, Access::kWrite, std::min(home, has_host ? kHostPlace : kDevicePlace)};
     residency::FetchAsked asked;
     asked.requests.push_back({tensor, use.access, use.place, 0, layout_.specs[tensor].bytes});
     rank.core.fetch(asked, rank.out);

@@ -60,7 +60,8 @@ struct World::Rank final : residency::CommandSink, residency::EventHook {
     struct TileState {
         gathering::WholeId whole = 0;
         std::vector<residency::Grant> views;  // open views of the gathered tensor
-        residency::ClaimId updating = 0;      // until its update has ended
+        // Until its update has ended; the second is that of one made again.
+        std::array<residency::ClaimId, 2> updating = {};
         Arrival arrival;
     };
 
@@ -112,6 +113,8 @@ struct World::Rank final : residency::CommandSink, residency::EventHook {
     uint64_t in_flight = 0;
     OpId drains = kNoOp;
     uint32_t steps = 0;
+    Instant begun = 0;  // of the open step
+    StepResult open;    // its waits
     RankResult result;
 };
 

@@ -9,14 +9,60 @@ namespace {
 // The first fills caches and is learned from; the second begins with updates, and is learned too;
 // the third is the first with prefetches made for it; the fourth is measured.
 constexpr uint32_t kSteps = 4;
+constexpr uint32_t kStepsAfterMiss = 3;  // of these the last is as fast as one without a miss
 
-void add_links(const World &world, const Machine &machine, uint32_t ranks, Answer *answer)
+// Of rank 0, in one or more steps.
+struct Measured {
+    double step_s = 0;
+    std::array<double, kCauses> stall_s = {};
+    std::vector<double> link_bytes;
+
+    void add(const Measured &other, double times)
+    {
+        step_s += times * other.step_s;
+        for (uint32_t cause = 0; cause < kCauses; ++cause)
+            stall_s[cause] += times * other.stall_s[cause];
+        link_bytes.resize(other.link_bytes.size());
+        for (size_t i = 0; i < link_bytes.size(); ++i) link_bytes[i] += times * other.link_bytes[i];
+    }
+};
+
+Measured measured(const StepResult &step)
+{
+    Measured all;
+    all.step_s = static_cast<double>(step.step_ns) / kNsPerSecond;
+    for (uint32_t cause = 0; cause < kCauses; ++cause)
+        all.stall_s[cause] = static_cast<double>(step.stall_ns[cause]) / kNsPerSecond;
+    all.link_bytes = step.link_bytes;
+    return all;
+}
+
+// What a miss costs: the steps after one, less as many without. The step that misses ends with the
+// verdict, so it is the next one that waits for updates made again.
+Result<Measured> miss_cost(const Machine &machine, const Layout &layout, const Model &model,
+                           Schedule schedule, const Measured &hit)
+{
+    schedule.missed_step = kSteps - 2;
+    const Program program =
+        write_program(layout, model, machine, schedule, kSteps - 1 + kStepsAfterMiss);
+    const WorldOptions folded;
+    World world(machine, layout, program, folded);
+    STW_TRY(world.run());
+    Measured cost;
+    for (uint32_t step = kSteps - 1; step < kSteps - 1 + kStepsAfterMiss; ++step) {
+        cost.add(measured(world.result(0).steps[step]), 1);
+        cost.add(hit, -1);
+    }
+    return cost;
+}
+
+void add_links(const Measured &step, const Machine &machine, uint32_t ranks, Answer *answer)
 {
     for (size_t i = 0; i < machine.links.size(); ++i) {
         const Link &link = machine.links[i];
         LinkLoad load;
         load.name = link.name;
-        load.bytes = world.link_bytes()[i];
+        load.bytes = step.link_bytes[i];
         const uint32_t sharers =
             std::min(machine.sharers(link.per), std::min(ranks, machine.gpus_per_node));
         const double carries = link.bytes_per_s * link.stripes * answer->step_s;
@@ -36,20 +82,20 @@ std::string convention_of(const Model &model)
                             : "6 a parameter and token; attention's scores are not counted";
 }
 
-void add_times(const World &world, const Model &model, const Options &options, Answer *answer)
+void add_times(const World &world, const Measured &step, const Model &model, const Options &options,
+               Answer *answer)
 {
     const RankResult &rank = world.result(0);
-    answer->step_s = static_cast<double>(rank.step_ns) / kNsPerSecond;
-    answer->gathers = rank.gathers;
+    answer->step_s = step.step_s;
+    answer->gathers = rank.steps.back().gathers;
+    answer->stall_s = step.stall_s;
     answer->flops_per_gpu = model.step_flops() / answer->step_s;
     answer->useful_flops_per_gpu = model.useful_flops() / answer->step_s;
     answer->flop_convention = convention_of(model);
-    for (uint32_t cause = 0; cause < kCauses; ++cause)
-        answer->stall_s[cause] = static_cast<double>(rank.stall_ns[cause]) / kNsPerSecond;
     for (PlaceId place = 0; place < kSimulatedPlaces; ++place)
         answer->peak_bytes[place] = rank.peak_blocks[place] * answer->block_bytes;
     for (uint32_t i = 0; i < (options.folded ? 1 : answer->ranks); ++i)
-        answer->rank_step_ns.push_back(world.result(i).step_ns);
+        answer->rank_step_ns.push_back(world.result(i).steps.back().step_ns);
 }
 
 // The machine with only that many GPUs: complete nodes, or a part of one.
@@ -67,8 +113,10 @@ Machine part_of(const Machine &machine, uint32_t ranks)
 
 }  // namespace
 
-Result<Answer> simulate(const Model &model, const Machine &machine, const Options &options)
+Result<Answer> simulate(const Model &given, const Machine &machine, const Options &options)
 {
+    Model model = given;
+    if (options.schedule.exposed_update) model.update = Update::kExposed;
     const uint32_t ranks = options.ranks == 0 ? machine.gpus() : options.ranks;
     if (ranks > machine.gpus()) {
         return Status::error(STW_ERROR_INVALID,
@@ -97,6 +145,16 @@ Result<Answer> simulate(const Model &model, const Machine &machine, const Option
     World world(used, layout, program, world_options);
     STW_TRY(world.run());
     Answer answer;
+    Measured step = measured(world.result(0).steps.back());
+    answer.hit_step_s = step.step_s;
+    for (const Tile &tile : layout.tiles)
+        if (tile.kept != residency::kNone) answer.speculated += tile.parameters;
+    if (answer.speculated > 0 && model.miss_rate > 0) {
+        Result<Measured> cost = miss_cost(used, layout, model, options.schedule, step);
+        if (!cost.ok()) return std::move(cost.status());
+        answer.miss_step_s = step.step_s + cost.value().step_s;
+        step.add(cost.value(), model.miss_rate);
+    }
     answer.ranks = ranks;
     answer.parameters = model.parameters();
     answer.compute_s = static_cast<double>(program.compute_ns) / kNsPerSecond;
@@ -106,8 +164,8 @@ Result<Answer> simulate(const Model &model, const Machine &machine, const Option
     answer.tensors = layout.specs.size();
     answer.events = world.events();
     std::copy(std::begin(layout.rest_bytes), std::end(layout.rest_bytes), answer.rest_bytes);
-    add_times(world, model, options, &answer);
-    add_links(world, used, ranks, &answer);
+    add_times(world, step, model, options, &answer);
+    add_links(step, used, ranks, &answer);
     if (options.largest) {
         const uint64_t layers = layers_max(model, used, ranks, budgets, options.blocks_max);
         answer.parameters_max = layers == 0 ? 0 : with_layers(model, layers).parameters();

@@ -35,9 +35,12 @@ struct Answer {
     uint32_t ranks = 0;
     uint64_t parameters = 0;
     uint64_t parameters_max = 0;  // of this shape, with more layers
-    double step_s = 0;
+    double step_s = 0;            // expected: with the model's share of missed steps
     double compute_s = 0;
-    double flops_per_gpu = 0;         // per second, with recomputation
+    double hit_step_s = 0;     // of a step without a miss
+    double miss_step_s = 0;    // with the time that it costs later steps; 0: nothing can miss
+    uint64_t speculated = 0;   // parameters, of all ranks
+    double flops_per_gpu = 0;  // per second, with recomputation
     double useful_flops_per_gpu = 0;  // without
     std::string flop_convention;
     std::array<double, kCauses> stall_s = {};
@@ -50,7 +53,7 @@ struct Answer {
     uint64_t tensors = 0;
     uint64_t gathers = 0;  // in a step; tensors that are still gathered are not counted
     uint64_t events = 0;
-    std::vector<Instant> rank_step_ns;  // of each simulated rank
+    std::vector<Instant> rank_step_ns;  // of each simulated rank, of a step without a miss
 };
 
 Result<Answer> simulate(const Model &model, const Machine &machine, const Options &options);

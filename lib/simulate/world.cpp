@@ -35,7 +35,7 @@ World::World(const Machine &machine, const Layout &layout, const Program &progra
         paths_[route] = links_.path_of(static_cast<Route>(route));
     fabric_ = links_.add_own(kBytesPerSOfClock, 0);
     clock_ = links_.add_own(kBytesPerSOfClock, 0);
-    links_.add_own(kBytesPerSOfClock, 0);  // a second clock, for updates
+    for (uint32_t lane = 1; lane < kLanes; ++lane) links_.add_own(kBytesPerSOfClock, 0);
     group_ranks_ = options.folded ? 1 : layout.gather_ranks;
     for (uint32_t rank = 0; rank < (options.folded ? 1 : layout.ranks); ++rank)
         ranks_.push_back(std::make_unique<Rank>(*this, rank, layout, program));
@@ -173,7 +173,7 @@ Status World::start(Rank &rank, OpId id)
         done(rank, id);
         return execute(rank);
     case What::kCompute: {
-        const uint32_t clock = op.lane == LaneId::kCompute ? clock_ : clock_ + 1;
+        const uint32_t clock = clock_ + static_cast<uint32_t>(op.lane);
         double slow = 1;
         if (rank.number < options_.slowness.size()) slow = options_.slowness[rank.number];
         const auto takes = static_cast<uint64_t>(static_cast<double>(op.duration_ns) * slow);
@@ -190,8 +190,12 @@ Status World::start(Rank &rank, OpId id)
         done(rank, id);
         return execute(rank);
     case What::kSummed: return {};  // ended by end_collective()
-    case What::kUpdates:
-        call_updates(rank);
+    case What::kUpdate:
+        call_update(rank, op);
+        done(rank, id);
+        return execute(rank);
+    case What::kDiscard:
+        STW_TRY(rank.core.discard(op.uses[0].tensor, rank.out));
         done(rank, id);
         return execute(rank);
     case What::kDrain:
@@ -212,16 +216,12 @@ void World::begin_step(Rank &rank)
 {
     if (rank.steps > 0) rank.trace.end_step(0, now_, true);
     rank.trace.begin_step(0, now_);
-    ++rank.steps;
-    RankResult &result = rank.result;
-    const Instant begun = result.begin_ns;
-    result.begin_ns = now_;
-    result.step_ns = now_ - begun;
-    result.gathers = rank.collectives.gathers - rank.collectives.gathers_before;
+    StepResult ended = std::exchange(rank.open, {});
+    ended.step_ns = now_ - std::exchange(rank.begun, now_);
+    ended.gathers = rank.collectives.gathers - rank.collectives.gathers_before;
     rank.collectives.gathers_before = rank.collectives.gathers;
-    if (rank.number == 0) link_bytes_ = links_.take_use(now_);
-    const bool last = rank.lanes[0].cursor + 1 == program_.lanes[0].size();
-    if (!last) result.stall_ns = {};
+    if (rank.number == 0) ended.link_bytes = links_.take_use(now_);
+    if (rank.steps++ > 0) rank.result.steps.push_back(std::move(ended));
 }
 
 void World::done(Rank &rank, OpId id)
@@ -237,7 +237,7 @@ void World::done(Rank &rank, OpId id)
     if (rank.number != 0) return;
     if (op.what == What::kGather) blame_gather(rank, op.tile, lane.since, now_);
     if (op.what == What::kFetch)
-        rank.result.stall_ns[static_cast<size_t>(cause_of(rank, id))] += now_ - lane.since;
+        rank.open.stall_ns[static_cast<size_t>(cause_of(rank, id))] += now_ - lane.since;
 }
 
 // A parameter whose update ends while the computation waits for it could not come earlier: its
@@ -261,8 +261,10 @@ Status World::fetch(Rank &rank, OpId id)
         asked.requests.push_back(
             {use.tensor, use.access, use.place, 0, layout_.specs[use.tensor].bytes});
     }
-    if (op.lane == LaneId::kUpdateFetch) asked.claim = rank.tiles[op.tile].updating;
+    if (op.lane == LaneId::kUpdateFetch) asked.claim = rank.tiles[op.tile].updating[op.again];
+    // As in a runtime, until the program waits for it.
     const bool updates = op.lane == LaneId::kUpdateFetch;
+    if (updates) asked.urgency = residency::Class::kPlanned;
     rank.trace.fetched(0, updates ? schedule::Lane::kUpdate : schedule::Lane::kProgram,
                        asked.requests.data(), asked.requests.size(), now_);
     rank.fetches[rank.core.fetch(asked, rank.out)] = id;
@@ -271,7 +273,8 @@ Status World::fetch(Rank &rank, OpId id)
 
 Status World::release(Rank &rank, const Op &op)
 {
-    const residency::ClaimId claim = op.lane == LaneId::kUpdate ? rank.tiles[op.tile].updating : 0;
+    const residency::ClaimId claim =
+        op.lane == LaneId::kUpdate ? rank.tiles[op.tile].updating[op.again] : 0;
     for (uint8_t i = 0; i < op.use_count; ++i) {
         const TensorId tensor = op.uses[i].tensor;
         std::vector<View> &views = rank.views[tensor];
@@ -397,7 +400,7 @@ void World::blame(Rank &rank, OpId id, Instant begin, Instant end, uint32_t dept
         }
     }
     const Cause cause = op.cause == Cause::kNone ? Cause::kGradients : op.cause;
-    rank.result.stall_ns[static_cast<size_t>(cause)] += end - begin;
+    rank.open.stall_ns[static_cast<size_t>(cause)] += end - begin;
 }
 
 }  // namespace stepwell::simulate

@@ -23,12 +23,15 @@ struct WorldOptions {
     std::vector<double> slowness;  // of computations, by rank; missing: 1
 };
 
-// Of a rank's last step; earlier ones fill caches and are learned from.
-struct RankResult {
-    Instant begin_ns = 0;  // of the measured step
+struct StepResult {
     Instant step_ns = 0;
     std::array<Instant, kCauses> stall_ns = {};
     uint64_t gathers = 0;
+    std::vector<double> link_bytes;  // of rank 0 over each link of the machine
+};
+
+struct RankResult {
+    std::vector<StepResult> steps;
     uint64_t peak_blocks[kSimulatedPlaces] = {};
 };
 
@@ -41,8 +44,6 @@ public:
     // Fails if a core refuses something, or the program cannot go on.
     Status run();
     [[nodiscard]] const RankResult &result(uint32_t rank) const;
-    // Rank 0's bytes over each link of the machine in the measured step.
-    [[nodiscard]] const std::vector<double> &link_bytes() const { return link_bytes_; }
     [[nodiscard]] uint64_t events() const { return events_; }
 
 private:
@@ -70,7 +71,7 @@ private:
     void begin_gather(Rank &rank, OpId id);
     void let_go(Rank &rank, uint32_t tile);
     void begin_sum(Rank &rank, uint32_t tile);
-    void call_updates(Rank &rank);
+    void call_update(Rank &rank, const Op &op);
     Status pump_gathers(Rank &rank);
     void prepare(Rank &rank, Collective &work, std::vector<residency::Request> requests);
     [[nodiscard]] bool take_prepared(Rank &rank, const residency::Granted &granted);
@@ -100,7 +101,6 @@ private:
     // Ranks that have called, by number of the collective in its group, and by group.
     std::unordered_map<uint64_t, std::vector<uint32_t>> arrived_;
     std::vector<SharedLinks::Ended> ended_;
-    std::vector<double> link_bytes_;
     uint32_t group_ranks_ = 1;
     Instant now_ = 0;
     uint64_t events_ = 0;

@@ -219,6 +219,33 @@ TEST(SimulateFiles, ModelsAreHeldToTheSameRules)
               "m.json:3: format is 2; it can be 1.");
 }
 
+TEST(SimulateFiles, AnUpdateThatCannotBeIsRefused)
+{
+    const auto update = [](const std::string &keys) {
+        const std::string text = with(text_of("models/gpt-13b.json"), "\"name\": \"adamw\"",
+                                      "\"name\": \"adamw\"" + keys);
+        return parse_model(parse_located(text, "m.json"), "m.json");
+    };
+    const auto refused = [&](const std::string &keys) { return refusal([&] { update(keys); }); };
+    EXPECT_EQ(update("").update, simulate::Update::kBackward);
+    EXPECT_EQ(update(", \"clip\": true").update, simulate::Update::kSpeculative);
+    EXPECT_EQ(update(", \"clip\": true, \"update\": \"pending\"").update,
+              simulate::Update::kPending);
+    EXPECT_EQ(update(", \"clip\": true, \"miss_rate\": 0.07").miss_rate, 0.07);
+    EXPECT_EQ(
+        refused(", \"update\": \"backward\", \"clip\": true"),
+        "m.json:8: optimizer.update is 'backward', where no update can wait for the norm that "
+        "'clip' needs; write 'speculative' or 'pending'.");
+    EXPECT_EQ(refused(", \"update\": \"speculative\""),
+              "m.json:8: optimizer.update is 'speculative', but without 'clip' no update can turn "
+              "out wrong; write 'backward'.");
+    EXPECT_EQ(refused(", \"miss_rate\": 0.07"),
+              "m.json:8: optimizer.miss_rate needs the update 'speculative': nothing else is made "
+              "again.");
+    EXPECT_EQ(refused(", \"clip\": true, \"miss_rate\": 1.5"),
+              "m.json:8: optimizer.miss_rate is 1.5; it can be from 0 to 1.");
+}
+
 TEST(SimulateFiles, WhatIsNoJsonIsToldWithItsLine)
 {
     EXPECT_THAT(model_refusal("\"model_parallel\": 4,", "\"model_parallel\": 4"),

@@ -105,5 +105,28 @@ TEST(Paper, OneNodeTrainsATrillionParameters)
     EXPECT_GT(answer.step_s, 0);
 }
 
+// What docs/simulate.md shows: 13B on a workstation, with its states partly on nvme.
+TEST(Example, UpdatesInTheBackwardPassOverlapWithItClippedOrNot)
+{
+    const simulate::Machine machine = read_machine(TEST_DATA "/machines/workstation-24gb.json");
+    simulate::Model model = read_model(TEST_DATA "/models/gpt-13b.json");
+    simulate::Options options;
+    options.largest = false;
+    const auto of_bound = [&](simulate::Update update, double miss_rate) {
+        model.update = update;
+        model.miss_rate = miss_rate;
+        Result<Answer> made = simulate::simulate(model, machine, options);
+        EXPECT_TRUE(made.ok()) << made.status().sentence();
+        if (!made.ok()) return 0.0;
+        // Look aheads that are not due are no events: there were thirteen times as many.
+        EXPECT_LT(made.value().events, 200'000u);
+        return made.value().bound.seconds / made.value().step_s;
+    };
+    EXPECT_LT(of_bound(simulate::Update::kPending, 0), 0.70);
+    EXPECT_GE(of_bound(simulate::Update::kBackward, 0), 0.97);
+    EXPECT_GE(of_bound(simulate::Update::kSpeculative, 0.0012), 0.96);
+    EXPECT_GE(of_bound(simulate::Update::kSpeculative, 0.07), 0.93);
+}
+
 }  // namespace
 }  // namespace stepwell::cli

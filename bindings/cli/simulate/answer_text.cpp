@@ -62,6 +62,15 @@ std::string times_text(const Answer &answer)
         text += formatted("; without recomputation %.3g TFLOPS a GPU",
                           answer.useful_flops_per_gpu / 1e12);
     text += "\n  stall         " + stalls_text(answer) + "\n";
+    if (answer.speculated > 0) {
+        text += formatted(
+            "  speculation   of %.0f %% of the parameters; a step without a miss takes "
+            "%s",
+            100 * static_cast<double>(answer.speculated) / static_cast<double>(answer.parameters),
+            seconds_text(answer.hit_step_s).c_str());
+        if (answer.miss_step_s > 0) text += ", one with " + seconds_text(answer.miss_step_s);
+        text += "\n";
+    }
     text +=
         formatted("  bound         %s, by %s; the step reaches %.0f %% of it\n",
                   seconds_text(answer.bound.seconds).c_str(), printable(answer.bound.what).c_str(),

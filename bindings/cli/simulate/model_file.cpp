@@ -9,6 +9,7 @@ namespace {
 using simulate::Home;
 using simulate::Layer;
 using simulate::Model;
+using simulate::Update;
 
 constexpr uint64_t kLayersMax = 10'000;
 constexpr uint64_t kTilesMax = 12 * kLayersMax;
@@ -91,6 +92,25 @@ Layer read_layer(Keys &keys, const Model &model)
     return layer;
 }
 
+void read_update(Keys &keys, Model *model)
+{
+    const bool clips = keys.boolean_or("clip", false);
+    if (clips) model->update = Update::kSpeculative;
+    if (keys.has("update"))
+        model->update = static_cast<Update>(
+            keys.choice("update", {"pending", "exposed", "backward", "speculative"}));
+    if (clips && model->update == Update::kBackward)
+        keys.refuse("update",
+                    "is 'backward', where no update can wait for the norm that 'clip' needs; "
+                    "write 'speculative' or 'pending'");
+    if (!clips && model->update == Update::kSpeculative)
+        keys.refuse("update", "is 'speculative', but without 'clip' no update can turn out wrong; "
+                              "write 'backward'");
+    if (keys.has("miss_rate")) model->miss_rate = keys.number("miss_rate", 0, 1);
+    if (keys.has("miss_rate") && model->update != Update::kSpeculative)
+        keys.refuse("miss_rate", "needs the update 'speculative': nothing else is made again");
+}
+
 void read_optimizer(Keys keys, Model *model)
 {
     // Of a parameter in half precision: master, and what the rule remembers, in single precision.
@@ -98,6 +118,7 @@ void read_optimizer(Keys keys, Model *model)
     if (keys.has("name"))
         model->state_bytes = bytes[keys.choice("name", {"adamw", "momentum", "adagrad", "sgd"})];
     model->state_bytes = keys.whole_or("state_bytes", 1, kStateBytesMax, model->state_bytes);
+    read_update(keys, model);
     keys.source();
     keys.done();
 }

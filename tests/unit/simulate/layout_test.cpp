@@ -42,7 +42,7 @@ TEST(SimulatedLayout, WhatIsPlacedByItselfGoesAsNearAsItFits)
     const Result<Layout> less = laid_out(model, budgets);
     ASSERT_TRUE(less.ok());
     EXPECT_GT(less.value().rest_bytes[kHostPlace], 0u);
-    EXPECT_EQ(less.value().tiles.front().update_at, kHostPlace);
+    EXPECT_EQ(less.value().tiles.back().update_at, kHostPlace);
     budgets.host_bytes = 300 << 20;
     const Result<Layout> least = laid_out(model, budgets);
     ASSERT_TRUE(least.ok());
@@ -107,6 +107,64 @@ TEST(SimulatedLayout, TheDeviceIsAHomeForAPartOfTheStates)
     EXPECT_EQ(tiles_on_device(uint64_t{4} << 30), 96u);
     model.placement.states = Home::kNvme;
     EXPECT_EQ(laid_out(model, budgets).value().tiles.front().update_at, kHostPlace);
+}
+
+// Second versions need blocks where the state rests: on nvme, and on the host as many as fit.
+TEST(SimulatedLayout, SpeculatedStatesHaveRoomTwice)
+{
+    Model model = small_model(8, 2048);
+    model.update = Update::kSpeculative;
+    model.placement = {Home::kHost, Home::kHost, Home::kNvme, Home::kHost};
+    Budgets budgets = budgets_of(small_machine());
+    const auto layout = [&] {
+        Result<Layout> made = laid_out(model, budgets);
+        EXPECT_TRUE(made.ok()) << made.status().sentence();
+        return made.ok() ? made.take() : Layout{};
+    };
+    const auto count = [](const Layout &of) {
+        return std::count_if(of.tiles.begin(), of.tiles.end(),
+                             [](const Tile &tile) { return tile.kept != residency::kNone; });
+    };
+    const uint64_t states = 12 * model.parameters() / 8;
+    EXPECT_EQ(layout().rest_bytes[kNvmePlace], 2 * states);
+    EXPECT_EQ(count(layout()), 96);
+    model.placement.states = Home::kHost;
+    const Layout roomy = layout();
+    EXPECT_EQ(count(roomy), 96);
+    const uint64_t state = roomy.specs[roomy.tiles[0].state].bytes;
+    budgets.host_bytes = roomy.promised_bytes[kHostPlace] + roomy.host_window_bytes - 30 * state;
+    const Layout less = layout();
+    EXPECT_NEAR(static_cast<double>(count(less)), 66, 3) << "30 have no room";
+    EXPECT_LT(budgets.host_bytes - less.promised_bytes[kHostPlace] - less.host_window_bytes,
+              state + less.block_bytes)
+        << "no room for one more is left";
+    for (size_t layer = 0; layer < 8; ++layer) {
+        size_t kept = 0;
+        for (size_t i = 12 * layer; i < 12 * (layer + 1); ++i)
+            kept += less.tiles[i].kept != residency::kNone;
+        EXPECT_GE(kept, 7u) << "they are spread over the layers";
+    }
+}
+
+// Updates of twice the backward pass' time: what is left of the time is in the forward pass.
+TEST(SimulatedLayout, UpdatesThatTakeLongerThanTheBackwardPassAreLateInPart)
+{
+    Model model = small_model(8, 2048);
+    model.placement = {Home::kHost, Home::kHost, Home::kHost, Home::kHost};
+    Machine machine = small_machine();
+    const double backward_s = 3 * model.step_flops() / 4 / machine.achieved_flops_per_s;
+    const double bytes = 28 * static_cast<double>(model.parameters()) / 8;
+    const auto late = [&](double times) {
+        machine.host_bytes_per_s = 4 * bytes / (times * backward_s);  // of four GPUs
+        Result<Layout> made = lay_out(model, machine, 8, budgets_of(machine), 16384);
+        EXPECT_TRUE(made.ok());
+        const std::vector<Tile> &tiles = made.value().tiles;
+        return std::count_if(tiles.begin(), tiles.end(),
+                             [](const Tile &tile) { return tile.is_late; });
+    };
+    EXPECT_EQ(late(0.99), 0);
+    EXPECT_EQ(late(1.25), 19) << "a fifth of 96";
+    EXPECT_EQ(late(4), 28) << "at most 1.2 times the forward pass' quarter";
 }
 
 TEST(SimulatedLayout, WhatCannotBeIsToldWithTensorMomentAndBytes)

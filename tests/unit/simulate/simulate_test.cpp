@@ -89,6 +89,7 @@ TEST(Simulate, TheBoundCountsAllBytesThatMustMove)
     machine.achieved_flops_per_s = 500e12;
     Model model = small_model(6, 2048);
     model.placement = {Home::kHost, Home::kNvme, Home::kNvme, Home::kDevice};
+    model.update = Update::kPending;
     const Answer answer = answer_of(model, machine, {});
     const auto bytes = [&answer](Route route) {
         return answer.bound.bytes[static_cast<size_t>(route)];
@@ -105,6 +106,12 @@ TEST(Simulate, TheBoundCountsAllBytesThatMustMove)
     EXPECT_EQ(answer.bound.what, "nvme");
     EXPECT_EQ(answer.bound.seconds, 2 * static_cast<double>(far) / 4e9) << "it reads or writes";
     EXPECT_GE(answer.step_s, answer.bound.seconds);
+    // Updates in the backward pass leave no gradients at its end; what counts is the end of the
+    // forward pass.
+    model.update = Update::kBackward;
+    const uint64_t alive = 14 * model.parameters() + 6 * model.layers[0].checkpoint_bytes;
+    EXPECT_EQ(answer_of(model, machine, {}).bound.bytes[static_cast<size_t>(Route::kHostToNvme)],
+              static_cast<double>(alive - device - machine.host_bytes));
 }
 
 // Layers of one matrix each, of which each is a whole to gather.
@@ -172,6 +179,7 @@ TEST(Simulate, AParameterWhoseUpdateIsPendingWaitsForTheUpdate)
         options.ranks = ranks;
         Model model = small_model(6, 2048);
         model.placement = {Home::kHost, Home::kHost, Home::kHost, Home::kHost};
+        model.update = Update::kPending;
         Machine machine = small_machine();
         machine.achieved_flops_per_s = 500e12;
         machine.collectives.in_node_bytes_per_s = 1e12;
@@ -199,6 +207,83 @@ TEST(Simulate, UpdatesOfAPartOnTheDeviceMakeAStepShorter)
     model.placement = {Home::kHost, Home::kHost, Home::kHost, Home::kAuto};
     const Answer none = answer_of(model, machine, options);
     EXPECT_LT(part.step_s, 0.85 * none.step_s);
+}
+
+// One GPU, whose layers compute for 40 ms forward and 120 ms backward with the forward pass again,
+// of 50 M parameters each, whose updates take 28 bytes of a parameter over 14 GB/s: 100 ms.
+struct Slow {
+    explicit Slow(Update update)
+    {
+        machine.nodes = machine.gpus_per_node = 1;
+        machine.gpus_per_switch = machine.gpus_per_socket = 1;
+        machine.host_bytes = 256ull << 30;
+        machine.host_bytes_per_s = 14e9;
+        model.layers = {{"l", kLayers, {{"t", 50'000'000, 0.2e12}}, 1 << 20}};
+        model.placement = {Home::kHost, Home::kHost, Home::kHost, Home::kHost};
+        model.update = update;
+    }
+    static constexpr uint64_t kLayers = 16;
+    static constexpr double kForward = 0.04, kUpdate = 0.1;
+    // Of a parameter or a gradient over a link of 6 GB/s.
+    static constexpr double kTransfer = 100e6 / 6e9 + 10e-6;
+    Machine machine = small_machine();
+    Model model;
+};
+
+TEST(SimulatedUpdate, InTheBackwardPassOnlyTheFirstLayersIsExposed)
+{
+    Slow slow(Update::kBackward);
+    const Answer answer = answer_of(slow.model, slow.machine, {});
+    // The first layer's gradient is the last: its transfer, update and the parameter's follow.
+    EXPECT_NEAR(answer.step_s,
+                Slow::kLayers * 4 * Slow::kForward + Slow::kUpdate + 2 * Slow::kTransfer, 0.01);
+    // Pending updates have the forward pass alone, and the first one's parameter waits for it.
+    slow.model.update = Update::kPending;
+    EXPECT_NEAR(answer_of(slow.model, slow.machine, {}).step_s,
+                Slow::kLayers * (3 * Slow::kForward + Slow::kUpdate) + Slow::kForward +
+                    2 * Slow::kTransfer,
+                0.03);
+    // Exposed ones have nothing.
+    slow.model.update = Update::kExposed;
+    EXPECT_NEAR(answer_of(slow.model, slow.machine, {}).step_s,
+                Slow::kLayers * (4 * Slow::kForward + Slow::kUpdate) + 2 * Slow::kTransfer, 0.03);
+}
+
+TEST(SimulatedUpdate, AMissMakesAllThatWasSpeculatedAgain)
+{
+    Slow slow(Update::kSpeculative);
+    const Answer hit = answer_of(slow.model, slow.machine, {});
+    EXPECT_EQ(hit.speculated, slow.model.parameters());
+    EXPECT_NEAR(hit.step_s,
+                Slow::kLayers * 4 * Slow::kForward + Slow::kUpdate + 2 * Slow::kTransfer, 0.02);
+    EXPECT_EQ(hit.step_s, hit.hit_step_s);
+    EXPECT_EQ(hit.miss_step_s, 0);
+    slow.model.miss_rate = 0.25;
+    const Answer mixed = answer_of(slow.model, slow.machine, {});
+    EXPECT_EQ(mixed.hit_step_s, hit.step_s);
+    EXPECT_NEAR(mixed.step_s, 0.75 * mixed.hit_step_s + 0.25 * mixed.miss_step_s, 1e-9);
+    // The same as if all were pending, after the update of the first layer that turned out wrong.
+    EXPECT_NEAR(mixed.miss_step_s,
+                Slow::kLayers * (3 * Slow::kForward + Slow::kUpdate) + Slow::kForward +
+                    Slow::kUpdate + 2 * Slow::kTransfer,
+                0.03);
+    double stall = 0;
+    for (const double cause : mixed.stall_s) stall += cause;
+    EXPECT_NEAR(mixed.compute_s + stall, mixed.step_s, 0.02 * mixed.step_s);
+}
+
+// The old state is read again from the drives: 12 bytes of each parameter, of a missed step.
+TEST(SimulatedUpdate, AMissReadsTheKeptStatesAgain)
+{
+    Slow slow(Update::kSpeculative);
+    slow.model.placement.states = Home::kNvme;
+    slow.machine.links[0].bytes_per_s = 24e9;
+    const double nvme = answer_of(slow.model, slow.machine, {}).links[0].bytes;
+    slow.model.miss_rate = 0.5;
+    const double more = answer_of(slow.model, slow.machine, {}).links[0].bytes - nvme;
+    // What is read is written as well when it has been updated.
+    const double states = 12 * static_cast<double>(slow.model.parameters());
+    EXPECT_NEAR(more, 0.5 * 2 * states, 0.1 * states);
 }
 
 // Of one rank nothing is gathered: its parameters come up the links by the lookahead alone.
@@ -323,6 +408,8 @@ public:
         model.transformer.blocks_per_checkpoint = pick<uint64_t>({1, 2});
         model.layers = transformer_layers(model.transformer);
         model.model_parallel = pick<uint32_t>({1, 1, 2});
+        model.update = pick<Update>({Update::kPending, Update::kBackward, Update::kSpeculative});
+        if (model.update == Update::kSpeculative) model.miss_rate = pick<double>({0, 0.1, 1});
         model.recomputes = pick<int>({0, 1}) == 1;
         for (Home *home : {&model.placement.parameters, &model.placement.gradients,
                            &model.placement.states, &model.placement.checkpoints})

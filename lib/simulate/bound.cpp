@@ -25,8 +25,9 @@ struct Tensors {
     Alive parameters, gradients, states, checkpoints;
 };
 
-// Of tiles that are updated at the place; kSimulatedPlaces: of all, with checkpoints.
-Tensors updated_at(const Layout &layout, PlaceId place)
+// Of tiles that are updated at the place; kSimulatedPlaces: of all, with checkpoints, and with what
+// is frozen if `frozen`.
+Tensors updated_at(const Layout &layout, PlaceId place, bool frozen = false)
 {
     Tensors all;
     const auto add = [&layout](TensorId tensor, Alive *alive) {
@@ -37,6 +38,7 @@ Tensors updated_at(const Layout &layout, PlaceId place)
     };
     for (const Tile &tile : layout.tiles) {
         if (place != kSimulatedPlaces && tile.update_at != place) continue;
+        if (tile.frozen && !frozen) continue;
         add(tile.parameter, &all.parameters);
         add(tile.gradient, &all.gradients);
         add(tile.state, &all.states);
@@ -64,11 +66,13 @@ void count_bytes(const Layout &layout, bool in_backward, Bound *bound)
     const auto bytes_of = [bound](Route route) -> double & {
         return bound->bytes[static_cast<size_t>(route)];
     };
-    const Tensors all = updated_at(layout, kSimulatedPlaces);
+    const Tensors all = updated_at(layout, kSimulatedPlaces, true);
     const uint64_t gathered = layout.gather_ranks > 1 ? layout.whole_bytes : 0;
     const uint64_t device = layout.budgets.device_bytes - layout.working_bytes - gathered;
-    const double far = nvme_bytes(all, device + layout.budgets.host_bytes, in_backward);
-    bytes_of(Route::kNvmeToHost) = bytes_of(Route::kHostToNvme) = far;
+    const uint64_t room = device + layout.budgets.host_bytes;
+    bytes_of(Route::kNvmeToHost) = nvme_bytes(all, room, in_backward);
+    bytes_of(Route::kHostToNvme) =
+        nvme_bytes(updated_at(layout, kSimulatedPlaces), room, in_backward);
     // Parameters come from their update on the host, and what the device does not keep for the
     // backward pass and for updates comes once more; of a gathered tensor that is still there no
     // slice is needed.
@@ -94,7 +98,8 @@ double collective_seconds(const Layout &layout, const Model &model, const Machin
     uint64_t ns = 0;
     uint64_t whole_bytes = 0;
     for (const Tile &tile : layout.tiles) {
-        ns += takes(tile.whole_bytes) + takes(tile.gradient_whole_bytes);
+        ns += takes(tile.whole_bytes);
+        if (!tile.frozen) ns += takes(tile.gradient_whole_bytes);
         whole_bytes += tile.whole_bytes;
     }
     const uint64_t again = whole_bytes - std::min(whole_bytes, layout.whole_bytes);

@@ -57,11 +57,11 @@ void World::let_go(Rank &rank, uint32_t tile)
     open.pop_back();
 }
 
-void World::begin_sum(Rank &rank, uint32_t number)
+void World::begin_sum(Rank &rank, const Op &op)
 {
-    const Tile &tile = layout_.tiles[number];
+    const Tile &tile = layout_.tiles[op.tile];
     auto work = std::make_unique<Collective>();
-    work->tile = number;
+    work->tile = op.tile;
     work->claim = rank.core.claim();
     for (const TensorId tensor : {tile.gradient_whole, tile.gradient})
         rank.core.claim_tensor(work->claim, tensor);
@@ -69,7 +69,8 @@ void World::begin_sum(Rank &rank, uint32_t number)
     prepare(rank, *rank.collectives.waiting.back(),
             {{tile.gradient_whole, Access::kRead, kDevicePlace, 0,
               layout_.specs[tile.gradient_whole].bytes},
-             {tile.gradient, Access::kWrite, kDevicePlace, 0, layout_.specs[tile.gradient].bytes}});
+             {tile.gradient, op.again ? Access::kReadWrite : Access::kWrite, kDevicePlace, 0,
+              layout_.specs[tile.gradient].bytes}});
 }
 
 // From here on gathers wait for their tile's update, and earlier gathered tensors are invalid.

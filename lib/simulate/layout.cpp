@@ -61,6 +61,7 @@ public:
         layout_.gather_ranks = std::max(1u, ranks / model.model_parallel);
         layout_.budgets = budgets;
         layout_.working_bytes = model.activation_bytes();
+        if (model.micro_batches.vertical) layout_.kept_sets = model.micro_batches.count;
     }
 
     Result<Layout> build(uint64_t blocks_max)
@@ -90,6 +91,11 @@ private:
     [[nodiscard]] uint64_t in_blocks(uint64_t bytes) const
     {
         return divided(bytes, layout_.block_bytes) * layout_.block_bytes;
+    }
+    // Of gradients or states; a frozen tile has none.
+    [[nodiscard]] uint64_t slice_bytes(size_t tile, uint64_t a_parameter) const
+    {
+        return layout_.tiles[tile].frozen ? 0 : in_blocks(shard_parameters_[tile] * a_parameter);
     }
     [[nodiscard]] uint64_t whole_budget(PlaceId place) const
     {
@@ -131,8 +137,9 @@ private:
     const Model &model_;
     const Machine &machine_;
     Layout layout_;
-    std::vector<std::string> names_;  // by tile
-    std::vector<uint64_t> checkpoint_bytes_;
+    std::vector<std::string> names_;          // by tile
+    std::vector<uint64_t> checkpoint_bytes_;  // by layer, of a micro-batch
+    uint64_t between_bytes_ = 0;              // of the gradient between two layers
     std::vector<uint64_t> shard_parameters_;
     uint32_t largest_ = 0;         // index of the largest tile
     uint64_t whole_bytes_ = 0;     // of the largest tile, gathered
@@ -168,20 +175,25 @@ void Builder::measure_tiles()
                 tile.layer = layout_.layers;
                 tile.parameters = part.parameters;
                 tile.forward_flops = part.forward_flops;
+                tile.frozen = part.frozen;
                 const uint64_t share = divided(part.parameters, model_.model_parallel);
                 tile.whole_bytes = share * model_.parameter_bytes;
-                tile.gradient_whole_bytes = share * model_.gradient_bytes;
+                tile.gradient_whole_bytes = part.frozen ? 0 : share * model_.gradient_bytes;
                 shard_parameters_.push_back(divided(share, layout_.gather_ranks));
                 // Gradient and states are read; parameter and states are written.
-                tile.update_bytes =
-                    shard_parameters_.back() *
-                    (2 * model_.state_bytes + model_.gradient_bytes + model_.parameter_bytes);
+                const uint64_t a_parameter =
+                    2 * model_.state_bytes + model_.gradient_bytes + model_.parameter_bytes;
+                tile.update_bytes = part.frozen ? 0 : shard_parameters_.back() * a_parameter;
                 layout_.tiles.push_back(tile);
                 names_.push_back(layer.name + "." + std::to_string(layout_.layers) + "." +
                                  part.name);
             }
-            // Without recomputation it is one of the activations.
-            checkpoint_bytes_.push_back(model_.recomputes ? layer.checkpoint_bytes : 0);
+            // Without recomputation the checkpoint is one of the activations.
+            checkpoint_bytes_.push_back(model_.kept_bytes(layer));
+            const uint64_t count = model_.micro_batches.count;
+            if (layout_.kept_sets > 1)
+                between_bytes_ =
+                    std::max(between_bytes_, (layer.checkpoint_bytes + count - 1) / count);
             ++layout_.layers;
         }
     }
@@ -206,13 +218,14 @@ Status Builder::reserve_device()
         whole = std::max(whole, in_blocks(tile.whole_bytes));
         gradient = std::max(gradient, in_blocks(tile.gradient_whole_bytes));
         const uint64_t shards = in_blocks(shard_parameters_[i] * model_.parameter_bytes) +
-                                in_blocks(shard_parameters_[i] * model_.gradient_bytes);
+                                slice_bytes(i, model_.gradient_bytes);
         shard = std::max(shard, shards);
-        update = std::max(update, shards + in_blocks(shard_parameters_[i] * model_.state_bytes));
+        if (!tile.frozen) update = std::max(update, shards + slice_bytes(i, model_.state_bytes));
     }
     if (!gathers()) whole = gradient = 0;
     const uint64_t kept = *std::max_element(checkpoint_bytes_.begin(), checkpoint_bytes_.end());
-    const uint64_t checkpoint = kept == 0 ? 0 : in_blocks(kept);
+    const uint64_t checkpoint =
+        (kept == 0 ? 0 : in_blocks(kept)) + (between_bytes_ == 0 ? 0 : in_blocks(between_bytes_));
     const uint64_t a_tile = whole + gradient + shard;
     const uint64_t needed = in_blocks(layout_.working_bytes) + 2 * checkpoint + 2 * a_tile;
     if (needed > budget(kDevicePlace)) {
@@ -338,12 +351,11 @@ bool Builder::updates_on_device() const
     const Placement &placement = model_.placement;
     if (placement.states != Home::kAuto) return placement.states == Home::kDevice;
     uint64_t bytes = fixed_bytes_ + ahead_;
-    for (const uint64_t parameters : shard_parameters_) {
-        bytes += in_blocks(parameters * model_.state_bytes);
+    for (size_t i = 0; i < shard_parameters_.size(); ++i) {
+        bytes += slice_bytes(i, model_.state_bytes);
         if (placement.parameters <= Home::kDevice)
-            bytes += in_blocks(parameters * model_.parameter_bytes);
-        if (placement.gradients <= Home::kDevice)
-            bytes += in_blocks(parameters * model_.gradient_bytes);
+            bytes += in_blocks(shard_parameters_[i] * model_.parameter_bytes);
+        if (placement.gradients <= Home::kDevice) bytes += slice_bytes(i, model_.gradient_bytes);
     }
     return bytes <= budget(kDevicePlace);
 }
@@ -351,17 +363,22 @@ bool Builder::updates_on_device() const
 Status Builder::place_tiles(const Role &role, uint64_t a_parameter, TensorId Tile::*member)
 {
     const auto on_device = [this](size_t i) { return layout_.tiles[i].update_at == kDevicePlace; };
+    const auto has = [&](size_t i) {
+        return member == &Tile::parameter || !layout_.tiles[i].frozen;
+    };
     uint64_t elsewhere = 0;
     for (size_t i = 0; i < layout_.tiles.size(); ++i)
-        if (!on_device(i)) elsewhere += in_blocks(shard_parameters_[i] * a_parameter);
+        if (!on_device(i) && has(i)) elsewhere += in_blocks(shard_parameters_[i] * a_parameter);
     Spread spread(near_room(role, elsewhere), elsewhere);
     for (uint32_t i = 0; i < layout_.tiles.size(); ++i) {
+        if (!has(i)) continue;
         const uint64_t bytes = shard_parameters_[i] * a_parameter;
         Role at = role;
         if (on_device(i)) {
             at.nearest = kDevicePlace;
             at.comes_to_host = false;
-        } else if (role.home == Home::kAuto && !spread.take(in_blocks(bytes)) &&
+        } else if (role.home == Home::kAuto && role.nearest == kHostPlace &&
+                   !spread.take(in_blocks(bytes)) &&
                    room_at(kNvmePlace, true) >= in_blocks(bytes)) {
             at.nearest = kNvmePlace;
         }
@@ -416,7 +433,7 @@ void Builder::choose_late()
     uint64_t bytes = 0;
     for (const Tile &tile : layout_.tiles) {
         forward_s += tile.forward_flops / machine_.achieved_flops_per_s;
-        if (tile.update_at != kHostPlace) continue;
+        if (tile.update_at != kHostPlace || tile.frozen) continue;
         update_s += static_cast<double>(tile.update_bytes) * machine_.gpus_per_node /
                     machine_.host_bytes_per_s;
         bytes += layout_.specs[tile.state].bytes;
@@ -424,6 +441,8 @@ void Builder::choose_late()
             if (layout_.specs[tensor].policy.home == kNvmePlace)
                 far_bytes += static_cast<double>(layout_.specs[tensor].bytes);
     }
+    // Only the last micro-batch's gradients are complete, unless a layer has all of them at once.
+    if (layout_.kept_sets == 1) forward_s /= model_.micro_batches.count;
     const double backward_s = forward_s * (model_.recomputes ? 3 : 2);
     const double takes_s = std::max({update_s, seconds_over(Route::kNvmeToHost, far_bytes),
                                      seconds_over(Route::kHostToNvme, far_bytes)});
@@ -432,7 +451,7 @@ void Builder::choose_late()
         std::min(1 - backward_s / takes_s, kLateMost * forward_s / (forward_s + backward_s));
     Spread spread(static_cast<uint64_t>(late * static_cast<double>(bytes)), bytes);
     for (Tile &tile : layout_.tiles)
-        if (tile.update_at == kHostPlace)
+        if (tile.update_at == kHostPlace && !tile.frozen)
             tile.is_late = spread.take(layout_.specs[tile.state].bytes);
 }
 
@@ -442,11 +461,12 @@ void Builder::place_kept()
     for (const PlaceId place : {kNvmePlace, kHostPlace}) {
         uint64_t bytes = 0;
         for (const Tile &tile : layout_.tiles)
-            if (layout_.specs[tile.state].policy.home == place)
+            if (!tile.frozen && layout_.specs[tile.state].policy.home == place)
                 bytes += in_blocks(layout_.specs[tile.state].bytes);
         Spread spread(room_at(place, true), bytes);
         for (uint32_t i = 0; i < layout_.tiles.size(); ++i) {
             Tile &tile = layout_.tiles[i];
+            if (tile.frozen) continue;
             const TensorSpec &state = layout_.specs[tile.state];
             if (state.policy.home != place || tile.update_at == kDevicePlace) continue;
             if (tile.is_late || !spread.take(in_blocks(state.bytes))) continue;
@@ -461,14 +481,23 @@ void Builder::place_kept()
 
 Status Builder::place_checkpoints()
 {
-    const Role role{"checkpoint", model_.placement.checkpoints, kDevicePlace, false};
-    for (uint32_t layer = 0; layer < layout_.layers; ++layer) {
+    const Placement &placement = model_.placement;
+    const Role checkpoint{"checkpoint", placement.checkpoints, kDevicePlace, false};
+    const Role activations{"activations", placement.activations, kDevicePlace, false};
+    const Role &role = model_.swaps() ? activations : checkpoint;
+    for (uint32_t i = 0; i < layout_.layers * layout_.kept_sets; ++i) {
+        const uint32_t layer = i / layout_.kept_sets;
         layout_.checkpoints.push_back(kNone);
         if (checkpoint_bytes_[layer] == 0) continue;
-        const std::string name = "layer " + std::to_string(layer) + " checkpoint";
+        const std::string name = "layer " + std::to_string(layer) + " " + role.name;
         Result<TensorId> made = add(role, name, checkpoint_bytes_[layer], false);
         if (!made.ok()) return std::move(made.status());
         layout_.checkpoints.back() = made.value();
+    }
+    for (uint32_t i = 0; between_bytes_ > 0 && i < layout_.kept_sets; ++i) {
+        Result<TensorId> made = add(checkpoint, "gradient between layers", between_bytes_, false);
+        if (!made.ok()) return std::move(made.status());
+        layout_.between.push_back(made.value());
     }
     return {};
 }
@@ -481,10 +510,9 @@ void Builder::choose_updates(bool all_on_device)
                       placement.states == Home::kAuto;
     std::vector<uint64_t> bytes;
     uint64_t sum = 0;
-    for (const uint64_t parameters : shard_parameters_) {
-        bytes.push_back(in_blocks(parameters * model_.parameter_bytes) +
-                        in_blocks(parameters * model_.gradient_bytes) +
-                        in_blocks(parameters * model_.state_bytes));
+    for (size_t i = 0; i < shard_parameters_.size(); ++i) {
+        bytes.push_back(in_blocks(shard_parameters_[i] * model_.parameter_bytes) +
+                        slice_bytes(i, model_.gradient_bytes) + slice_bytes(i, model_.state_bytes));
         sum += bytes.back();
     }
     // As a runtime does, which keeps the other half for what passes through: parameters that do not
@@ -521,10 +549,14 @@ Status Builder::place_all()
     choose_updates(on_device);
     STW_TRY(place_tiles({"parameter", placement.parameters, kHostPlace, true},
                         model_.parameter_bytes, &Tile::parameter));
-    STW_TRY(place_tiles({"gradient", placement.gradients, kHostPlace, true}, model_.gradient_bytes,
-                        &Tile::gradient));
+    // A gradient whose update follows at once needs room where it rests, but does not go there.
+    const bool passes = model_.update == Update::kBackward && model_.micro_batches.count == 1 &&
+                        budget(kNvmePlace) > 0;
+    const Role gradient{"gradient", placement.gradients, passes ? kNvmePlace : kHostPlace, true};
+    if (!passes) STW_TRY(place_tiles(gradient, model_.gradient_bytes, &Tile::gradient));
     STW_TRY(place_tiles({"state", placement.states, kHostPlace, false}, model_.state_bytes,
                         &Tile::state));
+    if (passes) STW_TRY(place_tiles(gradient, model_.gradient_bytes, &Tile::gradient));
     if (on_device) STW_TRY(place_checkpoints());
     if (in_backward()) choose_late();
     if (model_.update == Update::kSpeculative) place_kept();
@@ -554,7 +586,7 @@ Status Builder::add_wholes()
         Result<TensorId> made = add(gathered, name_of(gathered.name, i), tile.whole_bytes, true);
         if (!made.ok()) return std::move(made.status());
         tile.whole = made.value();
-        tile.gradient_whole = sums[i % sums.size()];
+        if (!tile.frozen) tile.gradient_whole = sums[i % sums.size()];
     }
     return {};
 }

@@ -26,6 +26,7 @@ struct Tile {
     uint32_t layer = 0;
     uint64_t parameters = 0;  // of all ranks
     double forward_flops = 0;
+    bool frozen = false;       // without gradient, state and update
     uint64_t whole_bytes = 0;  // of its model-parallel share, gathered
     uint64_t gradient_whole_bytes = 0;
     uint64_t update_bytes = 0;  // read and written by its update
@@ -59,11 +60,15 @@ struct Layout {
     uint64_t whole_bytes = 0;        // of the device, for these
     uint64_t host_window_bytes = 0;  // room for updates on the host
     uint64_t working_bytes = 0;      // of the device, without tensors
-    uint32_t layers = 0;             // each with a checkpoint
+    uint32_t layers = 0;
+    uint32_t kept_sets = 1;  // of checkpoints: micro-batches that have them at once
     std::vector<residency::TensorSpec> specs;
-    std::vector<Tile> tiles;            // in the order of the forward pass
-    std::vector<TensorId> checkpoints;  // by layer; kNone: no checkpoint
-    std::vector<TensorId> filled;       // parameters and states: exist before the first step
+    std::vector<Tile> tiles;  // in the order of the forward pass
+    // By layer, then micro-batch: its checkpoint or activations; kNone: none that are a tensor.
+    std::vector<TensorId> checkpoints;
+    // By micro-batch, if each layer has all of them: the gradient between two layers.
+    std::vector<TensorId> between;
+    std::vector<TensorId> filled;  // parameters and states: exist before the first step
     uint64_t promised_bytes[kSimulatedPlaces] = {};
     uint64_t rest_bytes[kSimulatedPlaces] = {};  // by home
 };

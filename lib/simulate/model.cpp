@@ -9,14 +9,15 @@ namespace {
 
 // Of a matrix, for each parameter and token: a multiplication and an addition.
 constexpr double kForwardFlops = 2;
-constexpr double kBackwardFlops = 2 * kForwardFlops;
 constexpr uint64_t kActivationBytes = 2;  // half precision
 
 struct Matrix {
     const char *name;
     uint64_t tiles;
+    bool of_expert;
 };
-constexpr Matrix kMatrices[] = {{"attention_in", 3}, {"attention_out", 1}, {"up", 4}, {"down", 4}};
+constexpr Matrix kMatrices[] = {
+    {"attention_in", 3, false}, {"attention_out", 1, false}, {"up", 4, true}, {"down", 4, true}};
 
 double tokens_of(const Transformer &transformer)
 {
@@ -52,38 +53,61 @@ uint64_t Model::layer_count() const
 
 uint64_t Model::activation_bytes() const
 {
-    uint64_t sum = working_bytes;
-    if (recomputes) return sum;
-    for (const Layer &layer : layers) sum += layer.count * layer.activation_bytes;
+    const uint64_t count = micro_batches.count;
+    uint64_t sum = (working_bytes + count - 1) / count;
+    if (recomputes || swaps()) return sum;
+    const uint64_t alive = micro_batches.vertical ? 1 : count;  // else one micro-batch's at a time
+    for (const Layer &layer : layers)
+        sum += layer.count * ((layer.activation_bytes + alive - 1) / alive);
     return sum;
 }
 
-double Model::useful_flops() const
+uint64_t Model::kept_bytes(const Layer &layer) const
 {
-    double forward = 0;
-    for (const Layer &layer : layers)
-        for (const Part &part : layer.parts)
-            forward += static_cast<double>(layer.count) * part.forward_flops;
-    return forward * (1 + kBackwardFlops / kForwardFlops);
+    const uint64_t bytes = recomputes ? layer.checkpoint_bytes
+                           : swaps()  ? layer.activation_bytes
+                                      : 0;
+    return (bytes + micro_batches.count - 1) / micro_batches.count;
 }
 
-double Model::step_flops() const
+double Model::flops(double forward_passes) const
 {
-    constexpr double kPasses = 1 + kBackwardFlops / kForwardFlops;
-    return recomputes ? useful_flops() * (kPasses + 1) / kPasses : useful_flops();
+    double sum = 0;
+    for (const Layer &layer : layers)
+        for (const Part &part : layer.parts)
+            sum += static_cast<double>(layer.count) * part.forward_flops *
+                   (forward_passes + backward_passes(part.frozen));
+    return sum;
 }
 
 std::vector<Layer> transformer_layers(const Transformer &transformer)
 {
     const uint64_t tile = transformer.hidden * transformer.hidden;
     const double tokens = tokens_of(transformer);
-    const double flops = kForwardFlops * static_cast<double>(tile) * tokens;
+    const double flops = kForwardFlops * tokens;  // of a parameter
+    const bool adapts = transformer.lora_rank > 0;
+    const double share =
+        static_cast<double>(transformer.experts_active) / static_cast<double>(transformer.experts);
     Layer layer;
     layer.name = "layer";
-    for (const Matrix &matrix : kMatrices) {
-        for (uint64_t tile_number = 0; tile_number < matrix.tiles; ++tile_number)
-            layer.parts.push_back({matrix.name, tile, flops});
-    }
+    // Experts are of equal load.
+    const auto add = [&](const Matrix &matrix, const std::string &name, double tokens_share) {
+        const auto put = [&](const std::string &part, uint64_t parameters, bool frozen) {
+            layer.parts.push_back(
+                {part, parameters, flops * tokens_share * static_cast<double>(parameters), frozen});
+        };
+        for (uint64_t number = 0; number < matrix.tiles; ++number) put(name, tile, adapts);
+        // One factor for each side, of hidden and tiles x hidden.
+        if (adapts)
+            put(name + "_lora", transformer.lora_rank * transformer.hidden * (1 + matrix.tiles),
+                false);
+    };
+    for (const Matrix &matrix : kMatrices)
+        if (!matrix.of_expert || transformer.experts == 1) add(matrix, matrix.name, 1);
+    for (uint64_t expert = 0; transformer.experts > 1 && expert < transformer.experts; ++expert)
+        for (const Matrix &matrix : kMatrices)
+            if (matrix.of_expert)
+                add(matrix, matrix.name + std::string("_") + std::to_string(expert), share);
     layer.checkpoint_bytes =
         kActivationBytes *
         static_cast<uint64_t>(std::llround(tokens * static_cast<double>(transformer.hidden)));

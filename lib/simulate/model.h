@@ -17,6 +17,7 @@ struct Part {
     std::string name;
     uint64_t parameters = 0;
     double forward_flops = 0;
+    bool frozen = false;  // no gradient, no state; backward computes the gradient of its input only
 };
 
 struct Layer {
@@ -35,6 +36,14 @@ struct Placement {
     Home gradients = Home::kAuto;
     Home states = Home::kAuto;
     Home checkpoints = Home::kAuto;
+    Home activations = Home::kDevice;  // of each layer, if they are not recomputed
+};
+
+// All of a micro-batch before the next one, or all of a layer before the next layer. Activations,
+// checkpoints and work of a model are of all of them.
+struct MicroBatches {
+    uint32_t count = 1;
+    bool vertical = false;
 };
 
 // When an optimizer's updates run.
@@ -54,6 +63,9 @@ struct Transformer {
     double batch_per_gpu = 0;  // each GPU's share of the batch of its model-parallel group
     uint64_t blocks_per_checkpoint = 1;
     bool stores_scores = false;  // of attention: without FlashAttention. The work is the same
+    uint64_t lora_rank = 0;  // the matrices are frozen, with two small factors beside each; 0: no
+    uint64_t experts = 1;    // feed-forward parts of a layer, each for its share of the tokens
+    uint64_t experts_active = 1;  // for a token
 };
 
 struct Model {
@@ -64,6 +76,7 @@ struct Model {
     uint64_t state_bytes = 12;   // of each parameter, for the optimizer
     uint64_t working_bytes = 0;  // of activations between two checkpoints
     uint32_t model_parallel = 1;
+    MicroBatches micro_batches;
     bool recomputes = true;  // repeats the forward pass between two checkpoints
     Update update = Update::kBackward;
     double miss_rate = 0;  // the share of steps whose speculated updates are made again
@@ -73,10 +86,24 @@ struct Model {
 
     [[nodiscard]] uint64_t parameters() const;
     [[nodiscard]] uint64_t layer_count() const;
-    // Of the device: between two checkpoints, and of all layers if they are not recomputed.
+    // Of the device: between two checkpoints, and of all layers if they are neither recomputed nor
+    // stored elsewhere.
     [[nodiscard]] uint64_t activation_bytes() const;
-    [[nodiscard]] double step_flops() const;    // forward, backward and recomputation
-    [[nodiscard]] double useful_flops() const;  // without recomputation
+    // Of a layer and a micro-batch, between its forward and its backward pass: a checkpoint, or its
+    // activations; 0: they stay on the device.
+    [[nodiscard]] uint64_t kept_bytes(const Layer &layer) const;
+    // Activations are tensors, which are evicted and fetched again.
+    [[nodiscard]] bool swaps() const
+    {
+        return !recomputes && placement.activations != Home::kDevice;
+    }
+    // Forward, backward and recomputation; and without it.
+    [[nodiscard]] double step_flops() const { return flops(recomputes ? 2 : 1); }
+    [[nodiscard]] double useful_flops() const { return flops(1); }
+    [[nodiscard]] static double backward_passes(bool frozen) { return frozen ? 1 : 2; }
+
+private:
+    [[nodiscard]] double flops(double forward_passes) const;
 };
 
 // A layer has twelve tiles of hidden x hidden: four of attention, eight of the feed-forward part.

@@ -30,7 +30,7 @@ public:
                 : schedule.overlap      ? model.update
                                         : Update::kPending),
           updated_(layout.tiles.size(), kNoOp),
-          kept_(layout.layers, kNoOp)
+          kept_(layout.checkpoints.size(), kNoOp)
     {
     }
 
@@ -38,8 +38,15 @@ public:
     {
         for (uint32_t step = 0; step < steps; ++step) {
             begin_step();
-            forward();
-            backward();
+            std::fill(reduced_.begin(), reduced_.end(), kNoOp);
+            if (vertical()) {
+                all_layers(true);
+                all_layers(false);
+            }
+            for (micro_ = 0; !vertical() && micro_ < micro_batches(); ++micro_) {
+                all_layers(true);
+                all_layers(false);
+            }
             update(step == schedule_.missed_step);
         }
         begin_step();
@@ -64,8 +71,9 @@ private:
     OpId on_tile(LaneId lane, What what, Cause cause, uint32_t tile, std::array<OpId, 3> after);
     void discard(TensorId tensor, OpId after);
     void begin_step();
-    void forward();
-    void backward();
+    void all_layers(bool forward);
+    void forward_layer(uint32_t begin, uint32_t end);
+    void backward_layer(uint32_t begin, uint32_t end);
     void update(bool missed);
     void update_tile(uint32_t tile, bool again, std::array<OpId, 2> after);
     [[nodiscard]] bool in_backward(const Tile &tile) const
@@ -80,10 +88,18 @@ private:
     void backward_tile(uint32_t tile);
     OpId bring(uint32_t tile, OpId checkpoint, bool again);
     OpId let_go(uint32_t tile);
-    [[nodiscard]] bool gathers(const Tile &tile) const { return tile.gradient_whole != kNone; }
+    [[nodiscard]] bool gathers(const Tile &tile) const { return tile.whole != kNone; }
+    // Of a micro-batch.
     [[nodiscard]] uint64_t compute_ns(const Tile &tile, double passes) const
     {
-        return ns(passes * tile.forward_flops / machine_.achieved_flops_per_s);
+        return ns(passes * tile.forward_flops / micro_batches() / machine_.achieved_flops_per_s);
+    }
+    [[nodiscard]] uint32_t micro_batches() const { return model_.micro_batches.count; }
+    [[nodiscard]] bool vertical() const { return layout_.kept_sets > 1; }
+    // The checkpoint or activations of a layer and the present micro-batch, as an index.
+    [[nodiscard]] size_t kept_of(uint32_t layer) const
+    {
+        return layer * layout_.kept_sets + (vertical() ? micro_ : 0);
     }
 
     const Layout &layout_;
@@ -96,7 +112,8 @@ private:
     std::vector<OpId> reduced_;
     std::vector<OpId> over_;     // the ends of updates, in their order
     std::vector<OpId> updated_;  // by tile: in the last step
-    std::vector<OpId> kept_;     // by layer: its checkpoint was written
+    std::vector<OpId> kept_;     // as layout.checkpoints: it was written
+    uint32_t micro_ = 0;         // the present micro-batch
     uint64_t compute_ns_ = 0;
     OpId began_ = kNoOp;
     OpId verdict_ = kNoOp;  // the norm of all ranks' gradients is known
@@ -199,74 +216,118 @@ void Writer::forward_tile(uint32_t number, OpId checkpoint, bool again)
     computed_.push_back(let_go(number));
 }
 
-void Writer::forward()
+// Of the present micro-batch, or of all of them layer by layer.
+void Writer::all_layers(bool forward)
 {
-    std::fill(reduced_.begin(), reduced_.end(), kNoOp);
-    for (uint32_t number = 0; number < layout_.tiles.size(); ++number) {
-        const uint32_t layer = layout_.tiles[number].layer;
-        const bool first = number == 0 || layout_.tiles[number - 1].layer != layer;
-        const TensorId kept = layout_.checkpoints[layer];
-        if (first && kept != kNone) {
-            const Use use{kept, Access::kWrite, kDevicePlace};
-            fetch(LaneId::kCompute, Cause::kCheckpoints, {use}, {kNoOp, kNoOp, kNoOp});
-            kept_[layer] = release(LaneId::kCompute, {use}, true, false);
+    const auto tiles = static_cast<uint32_t>(layout_.tiles.size());
+    const auto layer_of = [this](uint32_t tile) { return layout_.tiles[tile].layer; };
+    for (uint32_t at = forward ? 0 : tiles; forward ? at < tiles : at > 0;) {
+        uint32_t begin = forward ? at : at - 1;
+        uint32_t end = begin + 1;
+        while (forward && end < tiles && layer_of(end) == layer_of(begin)) ++end;
+        while (!forward && begin > 0 && layer_of(begin - 1) == layer_of(end - 1)) --begin;
+        at = forward ? end : begin;
+        const uint32_t only = micro_;
+        for (micro_ = vertical() ? 0 : only; micro_ < (vertical() ? micro_batches() : only + 1);
+             ++micro_) {
+            if (forward)
+                forward_layer(begin, end);
+            else
+                backward_layer(begin, end);
         }
-        forward_tile(number, kNoOp, false);
+        micro_ = only;
     }
+}
+
+// A layer's input is its checkpoint, which was written when the layer before it was computed: at
+// once before, unless other micro-batches came between.
+void Writer::forward_layer(uint32_t begin, uint32_t end)
+{
+    const uint32_t layer = layout_.tiles[begin].layer;
+    const TensorId kept = layout_.checkpoints[kept_of(layer)];
+    const bool reads = vertical() && layer > 0 && !model_.swaps();
+    const Use use{kept, reads ? Access::kRead : Access::kWrite, kDevicePlace};
+    OpId there = kNoOp;
+    if (kept != kNone)
+        there = fetch(LaneId::kCompute, Cause::kCheckpoints, {use},
+                      {reads ? kept_[kept_of(layer)] : kNoOp, kNoOp, kNoOp});
+    const bool holds = reads || model_.swaps();
+    if (kept != kNone && !holds)
+        kept_[kept_of(layer)] = release(LaneId::kCompute, {use}, true, false);
+    for (uint32_t number = begin; number < end; ++number)
+        forward_tile(number, reads ? there : kNoOp, micro_ > 0);
+    if (kept != kNone && holds)
+        kept_[kept_of(layer)] = release(LaneId::kCompute, {use}, true, false);
+    if (!vertical() || model_.swaps() || layer + 1 == layout_.layers) return;
+    const size_t next = kept_of(layer + 1);
+    if (layout_.checkpoints[next] == kNone) return;
+    const Use output{layout_.checkpoints[next], Access::kWrite, kDevicePlace};
+    fetch(LaneId::kCompute, Cause::kCheckpoints, {output}, {kNoOp, kNoOp, kNoOp});
+    kept_[next] = release(LaneId::kCompute, {output}, true, false);
 }
 
 void Writer::backward_tile(uint32_t number)
 {
     const Tile &tile = layout_.tiles[number];
     const bool gathered = gathers(tile);
-    const Use before{gathered ? tile.gradient_whole : tile.gradient, Access::kWrite, kDevicePlace};
+    const bool last = micro_ + 1 == micro_batches();
+    // A rank alone adds to the gradient itself, others when they sum it.
+    const Access adds = micro_ > 0 && !gathered ? Access::kReadWrite : Access::kWrite;
+    const Use before{gathered ? tile.gradient_whole : tile.gradient, adds, kDevicePlace};
     // At most two of them, as late sums would otherwise fill the device.
     const OpId late = reduced_.size() < 2 ? kNoOp : reduced_[reduced_.size() - 2];
-    fetch(LaneId::kCompute, Cause::kGradients, {before}, {late, kNoOp, kNoOp});
+    if (!tile.frozen) fetch(LaneId::kCompute, Cause::kGradients, {before}, {late, kNoOp, kNoOp});
     const OpId ready = bring(number, kNoOp, true);
-    const uint64_t takes = compute_ns(tile, 2);
+    const uint64_t takes = compute_ns(tile, Model::backward_passes(tile.frozen));
     compute_ns_ += takes;
     run(LaneId::kCompute, What::kCompute, Cause::kNone, takes, {ready, kNoOp, kNoOp});
-    // Written back now, unless its update comes first.
+    if (tile.frozen) {
+        computed_.push_back(let_go(number));
+        return;
+    }
+    // Written back now, unless its update or the next micro-batch comes first.
     const bool consumed = mode_ == Update::kBackward && !tile.is_late &&
                           layout_.specs[tile.gradient].policy.home == kNvmePlace;
-    release(LaneId::kCompute, {before}, !gathered && !consumed, false);
+    const bool stays = consumed || (vertical() && !last);
+    release(LaneId::kCompute, {before}, !gathered && !stays, false);
     computed_.push_back(let_go(number));
     reduced_.push_back(computed_.back());
     if (gathered) {
         const OpId sum =
             on_tile(LaneId::kCompute, What::kSum, Cause::kNone, number, {kNoOp, kNoOp, kNoOp});
+        program_.ops[sum].again = micro_ > 0;
         reduced_.back() =
             on_tile(LaneId::kSum, What::kSummed, Cause::kGradients, number, {sum, kNoOp, kNoOp});
     }
-    if (in_backward(tile)) update_tile(number, false, {computed_.back(), reduced_.back()});
+    if (last && in_backward(tile)) update_tile(number, false, {computed_.back(), reduced_.back()});
 }
 
-void Writer::backward()
+void Writer::backward_layer(uint32_t begin, uint32_t end)
 {
-    auto end = static_cast<uint32_t>(layout_.tiles.size());
-    while (end > 0) {
-        const uint32_t layer = layout_.tiles[end - 1].layer;
-        uint32_t begin = end;
-        while (begin > 0 && layout_.tiles[begin - 1].layer == layer) --begin;
-        const TensorId kept = layout_.checkpoints[layer];
-        const Use use{kept, Access::kRead, kDevicePlace};
-        OpId there = kNoOp;
-        if (kept != kNone) {
-            there =
-                fetch(LaneId::kCompute, Cause::kCheckpoints, {use}, {kept_[layer], kNoOp, kNoOp});
-        }
-        if (model_.recomputes)
-            for (uint32_t number = begin; number < end; ++number) forward_tile(number, there, true);
-        for (uint32_t number = end; number-- > begin;) backward_tile(number);
-        if (kept != kNone) release(LaneId::kCompute, {use}, false, true);
-        end = begin;
-    }
+    const uint32_t layer = layout_.tiles[begin].layer;
+    const TensorId kept = layout_.checkpoints[kept_of(layer)];
+    const Use use{kept, Access::kRead, kDevicePlace};
+    OpId there = kNoOp;
+    if (kept != kNone)
+        there = fetch(LaneId::kCompute, Cause::kCheckpoints, {use},
+                      {kept_[kept_of(layer)], kNoOp, kNoOp});
+    // Of the layer's output when it begins, of its input when it ends.
+    const TensorId between = layout_.between.empty() ? kNone : layout_.between[micro_];
+    const bool last = layer + 1 == layout_.layers;
+    const Use gradient{between, last ? Access::kWrite : Access::kReadWrite, kDevicePlace};
+    if (between != kNone)
+        there = fetch(LaneId::kCompute, Cause::kCheckpoints, {gradient}, {there, kNoOp, kNoOp});
+    if (model_.recomputes)
+        for (uint32_t number = begin; number < end; ++number) forward_tile(number, there, true);
+    for (uint32_t number = end; number-- > begin;) backward_tile(number);
+    if (kept != kNone) release(LaneId::kCompute, {use}, false, true);
+    if (between != kNone) release(LaneId::kCompute, {gradient}, true, layer == 0);
 }
 
 // What is left at the end of the backward pass, in the order of the next forward pass.
 void Writer::update(bool missed)
 {
+    if (reduced_.empty()) return;  // all of it is frozen
     std::array<OpId, 2> known = {computed_.back(), reduced_.back()};
     if (mode_ == Update::kSpeculative) {
         const uint64_t latency = layout_.gather_ranks > 1 ? machine_.collectives.latency_ns : 0;
@@ -276,6 +337,7 @@ void Writer::update(bool missed)
     }
     for (uint32_t number = 0; number < layout_.tiles.size(); ++number) {
         const Tile &tile = layout_.tiles[number];
+        if (tile.frozen) continue;
         if (!in_backward(tile) || (speculates(tile) && missed))
             update_tile(number, speculates(tile), known);
         else if (speculates(tile))

@@ -50,7 +50,7 @@ struct Op {
     bool far = false;      // of a release: evicted first and written back now
     bool discard = false;  // of a release: contents are dead
     std::array<OpId, 3> after = {kNoOp, kNoOp, kNoOp};
-    bool again = false;            // of an update: its first result is not used
+    bool again = false;            // of an update: its first result is not used; of a sum: it adds
     std::array<Use, 4> uses = {};  // of a fetch or a release
     uint8_t use_count = 0;
     uint64_t duration_ns = 0;  // of a computation

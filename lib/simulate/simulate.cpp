@@ -77,9 +77,11 @@ std::string convention_of(const Model &model)
     if (!model.is_transformer)
         return model.recomputes ? "4 times the forward pass, 1 of them recomputed"
                                 : "3 times the forward pass";
-    return model.recomputes ? "8 a parameter and token, 2 of them recomputed; attention's scores "
-                              "are not counted"
-                            : "6 a parameter and token; attention's scores are not counted";
+    std::string text = model.recomputes ? "8 " : "6 ";
+    text += model.transformer.experts > 1 ? "an active parameter" : "a parameter";
+    text += model.recomputes ? " and token, 2 of them recomputed" : " and token";
+    if (model.transformer.lora_rank > 0) text += ", of frozen ones 2 less";
+    return text + "; attention's scores are not counted";
 }
 
 void add_times(const World &world, const Measured &step, const Model &model, const Options &options,

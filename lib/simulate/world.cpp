@@ -186,7 +186,7 @@ Status World::start(Rank &rank, OpId id)
         done(rank, id);
         return execute(rank);
     case What::kSum:
-        begin_sum(rank, op.tile);
+        begin_sum(rank, op);
         done(rank, id);
         return execute(rank);
     case What::kSummed: return {};  // ended by end_collective()

@@ -70,7 +70,7 @@ private:
     Status add_wholes(Rank &rank);
     void begin_gather(Rank &rank, OpId id);
     void let_go(Rank &rank, uint32_t tile);
-    void begin_sum(Rank &rank, uint32_t tile);
+    void begin_sum(Rank &rank, const Op &op);
     void call_update(Rank &rank, const Op &op);
     Status pump_gathers(Rank &rank);
     void prepare(Rank &rank, Collective &work, std::vector<residency::Request> requests);

@@ -246,6 +246,40 @@ TEST(SimulateFiles, AnUpdateThatCannotBeIsRefused)
               "m.json:8: optimizer.miss_rate is 1.5; it can be from 0 to 1.");
 }
 
+TEST(SimulateFiles, PartsOfAStepAreChecked)
+{
+    const auto model = [](const std::string &piece, const std::string &other) {
+        const std::string text = with(text_of("models/gpt-13b.json"), piece, other);
+        return parse_model(parse_located(text, "m.json"), "m.json");
+    };
+    const auto refused = [&](const std::string &piece, const std::string &other) {
+        return refusal([&] { model(piece, other); });
+    };
+    const std::string batch = "\"batch_per_gpu\": 8";
+    const std::string parallel = "\"model_parallel\": 1";
+    const simulate::Model micro =
+        model(parallel, "\"micro_batches\": {\"count\": 4, \"order\": \"vertical\"}");
+    EXPECT_EQ(micro.micro_batches.count, 4u);
+    EXPECT_TRUE(micro.micro_batches.vertical);
+    EXPECT_EQ(model(batch, batch + ", \"lora_rank\": 16").transformer.lora_rank, 16u);
+    EXPECT_EQ(refused(parallel, "\"micro_batches\": {\"order\": \"vertical\"}"),
+              "m.json:7: micro_batches.count is missing.");
+    EXPECT_EQ(refused(parallel, "\"micro_batches\": {\"count\": 2, \"order\": \"diagonal\"}"),
+              "m.json:7: micro_batches.order is 'diagonal'; it can be horizontal or vertical.");
+    EXPECT_EQ(refused(batch, batch + ", \"lora_rank\": 6000"),
+              "m.json:6: transformer.lora_rank is more than the hidden size.");
+    EXPECT_EQ(refused(batch, batch + ", \"experts\": 2, \"experts_active\": 3"),
+              "m.json:6: transformer.experts_active is more than there are experts.");
+    EXPECT_EQ(refused(batch, batch + ", \"experts\": 4096"),
+              "m.json:6: transformer.experts make more than 120000 tensors.");
+    EXPECT_EQ(refused("\"checkpoints\": \"host\"", "\"activations\": \"host\""),
+              "m.json:9: placement.activations have no home if they are recomputed; write "
+              "\"recompute\": false.");
+    const std::string layers = with(text_of("models/layers.json"), "\"name\": \"embedding\"",
+                                    "\"frozen\": true, \"name\": \"embedding\"");
+    EXPECT_THAT(layers, HasSubstr("frozen"));
+}
+
 TEST(SimulateFiles, WhatIsNoJsonIsToldWithItsLine)
 {
     EXPECT_THAT(model_refusal("\"model_parallel\": 4,", "\"model_parallel\": 4"),

@@ -17,6 +17,9 @@ constexpr uint64_t kHiddenMax = 1 << 24;
 constexpr uint64_t kHeadsMax = 1 << 16;
 constexpr uint64_t kSequenceMax = 1 << 26;
 constexpr double kBatchMax = 1e6;
+constexpr uint64_t kExpertsMax = 4096;
+constexpr uint64_t kMicroBatchesMax = 4096;
+constexpr double kOpsMax = 2e6;  // tiles times micro-batches, of a simulated step
 constexpr uint64_t kElementBytesMax = 8;
 constexpr uint64_t kStateBytesMax = 64;
 constexpr uint64_t kParallelMax = 65'536;
@@ -39,13 +42,23 @@ void read_transformer(Keys keys, Model *model)
     transformer.batch_per_gpu = keys.number("batch_per_gpu", 1e-6, kBatchMax);
     transformer.blocks_per_checkpoint = keys.whole_or("blocks_per_checkpoint", 1, kLayersMax, 1);
     transformer.stores_scores = !keys.boolean_or("flash_attention", true);
+    transformer.lora_rank = keys.whole_or("lora_rank", 1, kHiddenMax, 0);
+    transformer.experts = keys.whole_or("experts", 1, kExpertsMax, 1);
+    transformer.experts_active = keys.whole_or("experts_active", 1, kExpertsMax, 1);
+    if (transformer.lora_rank > transformer.hidden)
+        keys.refuse("lora_rank", "is more than the hidden size");
+    if (transformer.experts_active > transformer.experts)
+        keys.refuse("experts_active", "is more than there are experts");
     if (transformer.hidden % transformer.heads != 0)
         keys.refuse("hidden", "is no multiple of the number of heads");
     if (transformer.blocks_per_checkpoint > transformer.layers)
         keys.refuse("blocks_per_checkpoint", "is more than there are layers");
     const double hidden = static_cast<double>(transformer.hidden);
-    if (12 * static_cast<double>(transformer.layers) * hidden * hidden > kParametersMax)
+    const double tiles = 4 + 8 * static_cast<double>(transformer.experts);
+    if (tiles * static_cast<double>(transformer.layers) * hidden * hidden > kParametersMax)
         keys.refuse("hidden", "makes more than 1e16 parameters");
+    if (tiles * static_cast<double>(transformer.layers) > static_cast<double>(kTilesMax))
+        keys.refuse("experts", "make more than 120000 tensors");
     // More than any of its activations, with or without scores.
     const double tokens = transformer.batch_per_gpu * static_cast<double>(transformer.sequence);
     const double wide = 16 * hidden + 2 * static_cast<double>(transformer.heads) *
@@ -80,6 +93,7 @@ Layer read_layer(Keys &keys, const Model &model)
             part.parameters = rounded(tensor.quantity("size", Unit::kBytes, 1, kTensorBytesMax)) /
                               model.parameter_bytes;
         if (part.parameters == 0) tensor.refuse("size", "is less than one parameter");
+        part.frozen = tensor.boolean_or("frozen", false);
         tensor.source();
         tensor.done();
         all += static_cast<double>(part.parameters);
@@ -123,12 +137,25 @@ void read_optimizer(Keys keys, Model *model)
     keys.done();
 }
 
-void read_placement(Keys keys, simulate::Placement *placement)
+void read_placement(Keys keys, bool recomputes, simulate::Placement *placement)
 {
     placement->parameters = home(keys, "parameters");
     placement->gradients = home(keys, "gradients");
     placement->states = home(keys, "states");
     placement->checkpoints = home(keys, "checkpoints");
+    if (keys.has("activations")) placement->activations = home(keys, "activations");
+    if (keys.has("activations") && recomputes)
+        keys.refuse("activations",
+                    "have no home if they are recomputed; write \"recompute\": false");
+    keys.source();
+    keys.done();
+}
+
+void read_micro_batches(Keys keys, Model *model)
+{
+    model->micro_batches.count = static_cast<uint32_t>(keys.whole("count", 1, kMicroBatchesMax));
+    model->micro_batches.vertical =
+        keys.has("order") && keys.choice("order", {"horizontal", "vertical"}) == 1;
     keys.source();
     keys.done();
 }
@@ -148,7 +175,8 @@ Model parse_model(const Located &root, const std::string &file)
         static_cast<uint32_t>(keys.whole_or("model_parallel", 1, kParallelMax, 1));
     model.recomputes = keys.boolean_or("recompute", true);
     if (keys.has("optimizer")) read_optimizer(keys.object("optimizer"), &model);
-    if (keys.has("placement")) read_placement(keys.object("placement"), &model.placement);
+    if (keys.has("placement"))
+        read_placement(keys.object("placement"), model.recomputes, &model.placement);
     if (keys.has("transformer") == keys.has("layers"))
         keys.refuse_all("needs a 'transformer' or a list 'layers', one of them");
     if (keys.has("transformer")) {
@@ -169,6 +197,12 @@ Model parse_model(const Located &root, const std::string &file)
         if (parameters > kParametersMax) keys.refuse("layers", "have more than 1e16 parameters");
         if (tiles > kTilesMax) keys.refuse("layers", "have more than 120000 tensors");
     }
+    if (keys.has("micro_batches")) read_micro_batches(keys.object("micro_batches"), &model);
+    double tiles = 0;
+    for (const Layer &layer : model.layers)
+        tiles += static_cast<double>(layer.count) * static_cast<double>(layer.parts.size());
+    if (tiles * model.micro_batches.count > kOpsMax)
+        keys.refuse("micro_batches", "times tensors are more than 2 million");
     keys.source();
     keys.done();
     return model;

@@ -86,5 +86,34 @@ TEST(SimulatedModel, RecomputingAddsAForwardPass)
     EXPECT_EQ(model.step_flops() / with, 3.0 / 4);
 }
 
+// Factors of rank r beside matrices of h x h, 3h, 4h and 4h x h: r (4 + 2 + 5 + 5) h.
+TEST(SimulatedModel, LoraFreezesTheMatricesAndAddsTwoFactorsToEach)
+{
+    Transformer transformer{10, 1024, 16, 512, 4, 1};
+    Model model;
+    model.layers = transformer_layers(transformer);
+    const double whole = model.useful_flops();
+    transformer.lora_rank = 8;
+    model.layers = transformer_layers(transformer);
+    uint64_t trained = 0;
+    for (const Part &part : model.layers[0].parts)
+        if (!part.frozen) trained += part.parameters;
+    EXPECT_EQ(trained, 8u * 16 * 1024);
+    EXPECT_EQ(model.parameters(), 10 * (12u * 1024 * 1024 + trained));
+    // Two passes of the matrices, not three; three of the factors.
+    EXPECT_NEAR(model.useful_flops(), whole * 2 / 3 + 10 * 6.0 * trained * 4 * 512, 1);
+}
+
+TEST(SimulatedModel, ExpertsHaveParametersOfAllAndWorkOfTheActiveOnes)
+{
+    Transformer transformer{10, 1024, 16, 512, 4, 1};
+    transformer.experts = 8;
+    transformer.experts_active = 2;
+    Model model;
+    model.layers = transformer_layers(transformer);
+    EXPECT_EQ(model.parameters(), 10 * (4u + 8 * 8) * 1024 * 1024);
+    EXPECT_NEAR(model.useful_flops(), 10 * (4.0 + 2 * 8) * 1024 * 1024 * 6 * 4 * 512, 1e3);
+}
+
 }  // namespace
 }  // namespace stepwell::simulate

@@ -286,6 +286,86 @@ TEST(SimulatedUpdate, AMissReadsTheKeptStatesAgain)
     EXPECT_NEAR(more, 0.5 * 2 * states, 0.1 * states);
 }
 
+// A device with room for three of sixteen layers, which hold 100 MB of parameters each.
+struct Micro : Slow {
+    explicit Micro(bool vertical) : Slow(Update::kBackward)
+    {
+        machine.device_bytes = 512 << 20;
+        machine.host_bytes_per_s = 1e12;
+        model.layers[0].checkpoint_bytes = 8 << 20;
+        model.micro_batches = {8, vertical};
+    }
+    [[nodiscard]] double bytes_to_device() { return answer_of(model, machine, {}).links[1].bytes; }
+    static constexpr double kParameters = kLayers * 100e6;
+};
+
+// Each passes all parameters forward and backward; those at a turn are still there.
+TEST(SimulatedMicroBatches, AllOfALayerFetchItsParametersOnce)
+{
+    const double parameters = Micro::kParameters;
+    Micro vertical(true);
+    // And the inputs of layers: read in the forward and in the backward pass, but for the last, and
+    // the gradients between layers. Each is 1 MiB of a micro-batch.
+    const double kept = 8.0 * Slow::kLayers * (1 << 20);
+    EXPECT_GT(vertical.bytes_to_device(), 2 * parameters - 4 * 100e6);
+    EXPECT_LT(vertical.bytes_to_device(), 2 * parameters + 3 * kept);
+    Micro horizontal(false);
+    // Gradients of earlier micro-batches come again as well, to be added to.
+    EXPECT_GT(horizontal.bytes_to_device(), (8 * 2 + 7) * parameters - 24 * 4 * 100e6);
+    EXPECT_LT(horizontal.bytes_to_device(), (8 * 2 + 7) * parameters + 8 * kept);
+}
+
+TEST(SimulatedMicroBatches, TheWorkIsTheSame)
+{
+    for (const bool vertical : {false, true}) {
+        for (const uint32_t ranks : {1u, 4u}) {
+            SCOPED_TRACE(testing::Message() << vertical << " " << ranks);
+            Options options;
+            options.ranks = ranks;
+            Model model = on_nvme(4);
+            const double whole = answer_of(model, small_machine(), options).compute_s;
+            model.micro_batches = {4, vertical};
+            const Answer answer = answer_of(model, small_machine(), options);
+            EXPECT_NEAR(answer.compute_s, whole, 1e-6);
+            EXPECT_GE(answer.step_s, answer.bound.seconds * (1 - 1e-9));
+        }
+    }
+}
+
+// 1 GB of activations a layer: each goes to the host and comes back, but for what still fits.
+TEST(SimulatedActivations, ThatAreSwappedPassTheLinksOnceEachWay)
+{
+    Slow slow(Update::kBackward);
+    slow.model.layers[0].activation_bytes = 1'000'000'000;
+    slow.model.recomputes = false;
+    EXPECT_NE(simulate(slow.model, slow.machine, {}).status().code(), STW_OK) << "16 GB on 4 GiB";
+    for (const Home home : {Home::kHost, Home::kNvme}) {
+        slow.model.placement.activations = home;
+        const Answer answer = answer_of(slow.model, slow.machine, {});
+        const double out = answer.links[2].bytes;
+        const double gradients = 2 * static_cast<double>(slow.model.parameters());
+        EXPECT_LT(out, gradients + 16e9);
+        EXPECT_GT(out, gradients + 16e9 - 4e9);
+        EXPECT_NEAR(answer.compute_s, Slow::kLayers * 3 * Slow::kForward, 1e-6);
+    }
+}
+
+// A frozen matrix has a forward pass, that again, and the gradient of its input.
+TEST(SimulatedFrozen, PartsHaveNoGradientStateOrUpdate)
+{
+    Slow slow(Update::kPending);
+    slow.model.layers[0].parts[0].frozen = true;
+    slow.model.layers[0].parts.push_back({"adapter", 1'000'000, 0.004e12});
+    for (const uint32_t ranks : {1u, 2u}) {
+        slow.machine.gpus_per_node = slow.machine.gpus_per_socket = ranks;
+        const Answer answer = answer_of(slow.model, slow.machine, {});
+        EXPECT_NEAR(answer.compute_s, Slow::kLayers * (3 * 0.04 + 4 * 0.0008), 1e-6);
+        const uint64_t rest = (Slow::kLayers * (100'000'000 + 16 * 1'000'000)) / ranks;
+        EXPECT_EQ(answer.rest_bytes[kHostPlace], rest + Slow::kLayers * (1 << 20));
+        EXPECT_LT(answer.step_s, 1.1 * answer.compute_s + 0.1);
+    }
+}
+
 // Of one rank nothing is gathered: its parameters come up the links by the lookahead alone.
 TEST(Simulate, ParametersAreBroughtAheadOfTheirUse)
 {
@@ -408,6 +488,9 @@ public:
         model.transformer.blocks_per_checkpoint = pick<uint64_t>({1, 2});
         model.layers = transformer_layers(model.transformer);
         model.model_parallel = pick<uint32_t>({1, 1, 2});
+        model.micro_batches = {pick<uint32_t>({1, 1, 3}), pick<int>({0, 1}) == 1};
+        if (pick<int>({0, 3}) == 0) model.layers[0].parts[0].frozen = true;
+        model.placement.activations = pick<Home>({Home::kDevice, Home::kDevice, Home::kHost});
         model.update = pick<Update>({Update::kPending, Update::kBackward, Update::kSpeculative});
         if (model.update == Update::kSpeculative) model.miss_rate = pick<double>({0, 0.1, 1});
         model.recomputes = pick<int>({0, 1}) == 1;
@@ -456,7 +539,8 @@ TEST(Simulate, AnyMachineAndModelEndOrAreRefusedAndFoldedIsUnfolded)
             for (uint32_t route = 0; route < kRoutes; ++route)
                 if ((drawn.machine.links[i].routes >> route & 1) != 0)
                     least += answer.bound.bytes[route];
-            EXPECT_GE(answer.links[i].bytes, least - 1) << answer.links[i].name;
+            // What the next step begins with may be fetched before it or in it.
+            EXPECT_GE(answer.links[i].bytes, 0.9 * least - 1) << answer.links[i].name;
         }
         for (const Instant step : all.value().rank_step_ns)
             ASSERT_EQ(step, answer.rank_step_ns.at(0));

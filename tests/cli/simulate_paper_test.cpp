@@ -128,5 +128,27 @@ TEST(Example, UpdatesInTheBackwardPassOverlapWithItClippedOrNot)
     EXPECT_GE(of_bound(simulate::Update::kSpeculative, 0.07), 0.93);
 }
 
+// docs/paper.md has these figures.
+TEST(Example, LargeModelsOnOneGpu)
+{
+    simulate::Options options;
+    options.largest = false;
+    const auto answer = [&](const std::string &model, const std::string &machine) {
+        Result<Answer> made =
+            simulate::simulate(read_model(TEST_DATA "/models/" + model + ".json"),
+                               read_machine(TEST_DATA "/machines/" + machine + ".json"), options);
+        EXPECT_TRUE(made.ok()) << made.status().sentence();
+        return made.ok() ? made.take() : Answer{};
+    };
+    const Answer huge = answer("gpt-175b", "workstation-24gb-256gb");
+    EXPECT_GE(huge.bound.seconds / huge.step_s, 0.89);
+    EXPECT_LE(answer("gpt-120b", "h200-1.5tb").step_s, 28);
+    const double vertical = answer("gpt-65b-vertical", "a100-40gb").step_s;
+    EXPECT_GE(answer("gpt-65b-horizontal", "a100-40gb").step_s / vertical, 1.85);
+    const double overlapped = answer("gpt-65b", "a100-40gb").step_s;
+    options.schedule.exposed_update = true;
+    EXPECT_GE(answer("gpt-65b", "a100-40gb").step_s / overlapped, 1.96);
+}
+
 }  // namespace
 }  // namespace stepwell::cli

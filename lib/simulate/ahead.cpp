@@ -16,17 +16,11 @@ constexpr Instant kTimerNs = 1'000'000;  // a start that is late by this is stil
 
 }  // namespace
 
-// As a runtime measures them while all GPUs are busy; of two hops the slower one counts.
+// As a runtime measures them while all GPUs are busy.
 void World::take_bandwidths(Rank &rank)
 {
     const auto speed = [this](Route route) {
-        double slowest = 0;
-        for (const Link &link : machine_.links) {
-            if ((link.routes & route_bit(route)) == 0) continue;
-            const double share = link.bytes_per_s * link.stripes / machine_.sharers(link.per);
-            slowest = slowest == 0 ? share : std::min(slowest, share);
-        }
-        return static_cast<uint64_t>(slowest);
+        return static_cast<uint64_t>(machine_.bytes_per_s(route));
     };
     const uint64_t up = speed(Route::kHostToDevice);
     const uint64_t in = speed(Route::kNvmeToHost);

@@ -125,7 +125,7 @@ Bound bound_of(const Layout &layout, const Model &model, const Machine &machine)
     for (const Link &link : machine.links) {
         double all = 0;
         for (uint32_t route = 0; route < kRoutes; ++route)
-            if ((link.routes >> route & 1) != 0) all += bound.bytes[route];
+            if ((link.routes >> route & 1) != 0) all += bound.bytes[route] * machine.share_of(link);
         const uint32_t sharers = std::min(machine.sharers(link.per), in_node);
         consider(all * sharers / (link.bytes_per_s * link.stripes), link.name);
     }

@@ -117,7 +117,6 @@ private:
     Status place_checkpoints();
     void place_kept();
     void choose_late();
-    [[nodiscard]] double seconds_over(Route route, double bytes) const;
     [[nodiscard]] uint64_t near_room(const Role &role, uint64_t bytes) const;
     [[nodiscard]] bool updates_on_device() const;
     void choose_updates(bool all_on_device);
@@ -412,17 +411,6 @@ uint64_t Builder::near_room(const Role &role, uint64_t bytes) const
     return near < static_cast<double>(room) ? static_cast<uint64_t>(near) : room;
 }
 
-double Builder::seconds_over(Route route, double bytes) const
-{
-    double slowest = 0;
-    for (const Link &link : machine_.links) {
-        if ((link.routes & route_bit(route)) == 0) continue;
-        const double share = link.bytes_per_s * link.stripes / machine_.sharers(link.per);
-        slowest = std::max(slowest, bytes / share);
-    }
-    return slowest;
-}
-
 // If updates take longer than the backward pass, a part of them is left to the next forward pass:
 // not those of one end of the model, as it would wait for all of them.
 void Builder::choose_late()
@@ -444,8 +432,9 @@ void Builder::choose_late()
     // Only the last micro-batch's gradients are complete, unless a layer has all of them at once.
     if (layout_.kept_sets == 1) forward_s /= model_.micro_batches.count;
     const double backward_s = forward_s * (model_.recomputes ? 3 : 2);
-    const double takes_s = std::max({update_s, seconds_over(Route::kNvmeToHost, far_bytes),
-                                     seconds_over(Route::kHostToNvme, far_bytes)});
+    double takes_s = update_s;
+    for (const Route route : {Route::kNvmeToHost, Route::kHostToNvme})
+        if (far_bytes > 0) takes_s = std::max(takes_s, far_bytes / machine_.bytes_per_s(route));
     if (takes_s <= backward_s) return;
     const double late =
         std::min(1 - backward_s / takes_s, kLateMost * forward_s / (forward_s + backward_s));

@@ -29,6 +29,7 @@ struct Link {
     uint32_t stripes = 1;
     uint64_t latency_ns = 0;
     Per per = Per::kGpu;
+    uint32_t path = 0;  // of storage, counted from 1: its blocks pass the link; 0: those of all
 };
 
 // Each rank sends its slice and receives those of the others: within the node over the GPUs' own
@@ -53,9 +54,28 @@ struct Machine {
     double host_bytes_per_s = 0;      // of a node, reached by an update of states in host memory
     uint64_t nvme_bytes = 0;          // of a node; 0: none
     std::vector<Link> links;
+    std::vector<double> path_shares;  // of the blocks on nvme, by path; empty: one path
     Collectives collectives;
 
     [[nodiscard]] uint32_t gpus() const { return nodes * gpus_per_node; }
+    // The share of a route's bytes that passes the link.
+    [[nodiscard]] double share_of(const Link &link) const
+    {
+        return link.path == 0 ? 1 : path_shares[link.path - 1];
+    }
+    // Of a GPU, while all of them use it. Of two links in a row the slower counts, and of storage
+    // paths the one that has the most blocks for its speed. 0: there is no such route.
+    [[nodiscard]] double bytes_per_s(Route route) const
+    {
+        double slowest = 0;
+        for (const Link &link : links) {
+            if ((link.routes & route_bit(route)) == 0) continue;
+            const double rate =
+                link.bytes_per_s * link.stripes / sharers(link.per) / share_of(link);
+            slowest = slowest == 0 || rate < slowest ? rate : slowest;
+        }
+        return slowest;
+    }
     // The number of GPUs that share one.
     [[nodiscard]] uint32_t sharers(Per per) const
     {

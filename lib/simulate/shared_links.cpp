@@ -48,11 +48,12 @@ uint32_t SharedLinks::add_own(double bytes_per_s, uint64_t latency_ns)
     return static_cast<uint32_t>(kinds_.size()) - 1;
 }
 
-std::vector<uint32_t> SharedLinks::path_of(Route route) const
+std::vector<uint32_t> SharedLinks::path_of(Route route, uint32_t storage_path) const
 {
     std::vector<uint32_t> path;
     for (uint32_t kind = 0; kind < kinds_.size(); ++kind)
-        if ((kinds_[kind].link.routes >> static_cast<uint32_t>(route) & 1) != 0)
+        if ((kinds_[kind].link.routes >> static_cast<uint32_t>(route) & 1) != 0 &&
+            (kinds_[kind].link.path == 0 || kinds_[kind].link.path == storage_path))
             path.push_back(kind);
     return path;
 }

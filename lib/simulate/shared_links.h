@@ -44,7 +44,8 @@ public:
     void flush(Instant now);
 
     // The links of a route in the machine's order, for submit().
-    [[nodiscard]] std::vector<uint32_t> path_of(Route route) const;
+    // Of a storage path, counted from 1, with those that are of none.
+    [[nodiscard]] std::vector<uint32_t> path_of(Route route, uint32_t storage_path = 1) const;
     // A link of each rank's own that is not the machine's, for collectives.
     uint32_t add_own(double bytes_per_s, uint64_t latency_ns);
     // Rank 0's bytes by link since the last call, including those that transfers under way have

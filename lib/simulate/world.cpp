@@ -20,6 +20,7 @@ using residency::TransferKind;
 constexpr double kBytesPerSOfClock = 1e9;  // one byte is one nanosecond
 constexpr uint32_t kBlameDepthMax = 24;
 constexpr uint32_t kUrgencyOfTime = 3;
+constexpr double kGolden = 0.6180339887498949;  // whose multiples are spread evenly
 
 }  // namespace
 
@@ -31,8 +32,10 @@ World::World(const Machine &machine, const Layout &layout, const Program &progra
       options_(options),
       links_(machine, options.folded ? 1 : layout.ranks, options.folded)
 {
-    for (uint32_t route = 0; route < kRoutes; ++route)
-        paths_[route] = links_.path_of(static_cast<Route>(route));
+    paths_.resize(std::max<size_t>(machine.path_shares.size(), 1));
+    for (uint32_t storage = 0; storage < paths_.size(); ++storage)
+        for (uint32_t route = 0; route < kRoutes; ++route)
+            paths_[storage][route] = links_.path_of(static_cast<Route>(route), storage + 1);
     fabric_ = links_.add_own(kBytesPerSOfClock, 0);
     clock_ = links_.add_own(kBytesPerSOfClock, 0);
     for (uint32_t lane = 1; lane < kLanes; ++lane) links_.add_own(kBytesPerSOfClock, 0);
@@ -357,6 +360,16 @@ void World::answer(Rank &rank, const residency::Granted &granted)
     rank.fetches.erase(found);
 }
 
+// Adjacent blocks are on different paths, in the long run as many as the path's share.
+size_t World::storage_path(residency::BlockId block) const
+{
+    const std::vector<double> &shares = machine_.path_shares;
+    double at = std::fmod(block * kGolden, 1);
+    size_t path = 0;
+    while (path + 1 < shares.size() && at >= shares[path]) at -= shares[path++];
+    return path;
+}
+
 void World::submit(Rank &rank, const Transfer &transfer)
 {
     const bool moves = transfer.kind == TransferKind::kMove;
@@ -367,7 +380,8 @@ void World::submit(Rank &rank, const Transfer &transfer)
     ++rank.in_flight;
     std::vector<uint32_t> path;
     const auto then = [&](Route route) {
-        const std::vector<uint32_t> &more = paths_[static_cast<size_t>(route)];
+        const std::vector<uint32_t> &more =
+            paths_[storage_path(transfer.block)][static_cast<size_t>(route)];
         path.insert(path.end(), more.begin(), more.end());
     };
     if (transfer.from == kNvmePlace) then(Route::kNvmeToHost);

@@ -96,7 +96,9 @@ private:
     SharedLinks links_;
     uint32_t fabric_ = 0;  // a link of each rank's own, for collectives
     uint32_t clock_ = 0;   // likewise for each lane that computes: time passes on it
-    std::array<std::vector<uint32_t>, kRoutes> paths_;
+    [[nodiscard]] size_t storage_path(residency::BlockId block) const;
+    // By storage path, which is the same for other routes.
+    std::vector<std::array<std::vector<uint32_t>, kRoutes>> paths_;
     std::vector<std::unique_ptr<Rank>> ranks_;
     // Ranks that have called, by number of the collective in its group, and by group.
     std::unordered_map<uint64_t, std::vector<uint32_t>> arrived_;

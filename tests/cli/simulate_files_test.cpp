@@ -280,6 +280,40 @@ TEST(SimulateFiles, PartsOfAStepAreChecked)
     EXPECT_THAT(layers, HasSubstr("frozen"));
 }
 
+// A path of 6 and 3 GB/s reads and writes a block in 1/6 + 1/3 = 1/2 ns a byte, one of 2 and 2 in 1.
+TEST(SimulateFiles, StoragePathsHaveBlocksByTheirSpeed)
+{
+    const auto machine = [](const std::string &shares, const std::string &path) {
+        const std::string link = R"("latency": "1 us", "per": "node", )";
+        const std::string links = R"("links": [
+            {"name": "a", "route": "nvme>host", "bandwidth": "6 GB/s", "path": 1, )" +
+                                  link +
+                                  R"("source": "x"},
+            {"name": "b", "route": "host>nvme", "bandwidth": "3 GB/s", "path": 1, "per": "node"},
+            {"name": "c", "route": "nvme<>host", "bandwidth": "2 GB/s", "path": )" +
+                                  path +
+                                  R"(, "per": "node"},
+            {"name": "d", "route": "host<>device", "bandwidth": "9 GB/s", "per": "gpu"}]})";
+        const std::string text = text_of("machines/workstation-24gb.json");
+        return parse_machine(parse_located(with(text.substr(0, text.find("\"links\"")) + links,
+                                                "\"4 TB\"", "\"4 TB\"" + shares),
+                                           "m.json"),
+                             "m.json");
+    };
+    EXPECT_THAT(machine("", "2").path_shares,
+                testing::ElementsAre(testing::DoubleEq(2.0 / 3), testing::DoubleEq(1.0 / 3)));
+    EXPECT_DOUBLE_EQ(machine("", "2").bytes_per_s(simulate::Route::kNvmeToHost), 6e9);
+    EXPECT_DOUBLE_EQ(machine("", "2").bytes_per_s(simulate::Route::kHostToNvme), 4.5e9);
+    EXPECT_THAT(machine(", \"shares\": \"equal\"", "2").path_shares,
+                testing::ElementsAre(0.5, 0.5));
+    EXPECT_THAT(refusal([&] { machine("", "3"); }),
+                HasSubstr("links have no nvme>host of path 2, of 3."));
+    EXPECT_EQ(
+        machine_refusal("\"route\": \"host>device\"", "\"path\": 1, \"route\": \"host>device\"")
+            .substr(0, 60),
+        std::string("m.json:33: links[1].path is of nvme, and the route is not.").substr(0, 60));
+}
+
 TEST(SimulateFiles, WhatIsNoJsonIsToldWithItsLine)
 {
     EXPECT_THAT(model_refusal("\"model_parallel\": 4,", "\"model_parallel\": 4"),

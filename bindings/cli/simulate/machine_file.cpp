@@ -16,6 +16,7 @@ using simulate::Route;
 constexpr uint64_t kNodesMax = 1'000'000;
 constexpr uint64_t kGpusMax = 1024;
 constexpr uint64_t kStripesMax = 1024;
+constexpr uint64_t kPathsMax = 64;
 constexpr double kBytesMin = 1e6;
 constexpr double kBytesMax = 1e18;
 constexpr double kRateMin = 1e3;
@@ -46,6 +47,10 @@ Link read_link(Keys &keys)
     link.stripes = static_cast<uint32_t>(keys.whole_or("stripes", 1, kStripesMax, 1));
     link.latency_ns = latency_ns(keys);
     link.per = static_cast<Per>(keys.choice("per", {"gpu", "switch", "socket", "node"}));
+    link.path = static_cast<uint32_t>(keys.whole_or("path", 1, kPathsMax, 0));
+    const uint32_t of_nvme = route_bit(Route::kNvmeToHost) | route_bit(Route::kHostToNvme);
+    if (link.path > 0 && (link.routes & of_nvme) == 0)
+        keys.refuse("path", "is of nvme, and the route is not");
     keys.source();
     keys.done();
     return link;
@@ -100,6 +105,35 @@ uint32_t gpus_per(Keys &keys, const char *key, uint32_t gpus_per_node)
     return gpus_per_node / static_cast<uint32_t>(count);
 }
 
+// As the runtime shares blocks: by the time that a path takes for reads and writes of one, or
+// equally.
+void share_paths(const Keys &keys, bool equally, Machine *machine)
+{
+    uint32_t paths = 0;
+    for (const Link &link : machine->links) paths = std::max(paths, link.path);
+    double sum = 0;
+    for (uint32_t path = 1; path <= paths; ++path) {
+        double time = 0;
+        for (const Route route : {Route::kNvmeToHost, Route::kHostToNvme}) {
+            double slowest = 0;
+            for (const Link &link : machine->links)
+                if (link.path == path && (link.routes & route_bit(route)) != 0)
+                    slowest = std::max(slowest, machine->sharers(link.per) /
+                                                    (link.bytes_per_s * link.stripes));
+            if (slowest == 0)
+                keys.refuse(
+                    "links",
+                    "have no " +
+                        std::string(route == Route::kNvmeToHost ? "nvme>host" : "host>nvme") +
+                        " of path " + std::to_string(path) + ", of " + std::to_string(paths));
+            time += slowest;
+        }
+        machine->path_shares.push_back(equally ? 1 : 1 / time);
+        sum += machine->path_shares.back();
+    }
+    for (double &share : machine->path_shares) share /= sum;
+}
+
 void check_routes(const Keys &keys, const Machine &machine)
 {
     const char *names[] = {"nvme>host", "host>nvme", "host>device", "device>host"};
@@ -131,8 +165,10 @@ Machine parse_machine(const Located &root, const std::string &file)
     machine.gpus_per_socket = gpus_per(keys, "sockets_per_node", machine.gpus_per_node);
     read_gpu(keys.object("gpu"), &machine);
     read_host(keys.object("host"), &machine);
+    bool equally = false;
     if (keys.has("nvme")) {
         Keys nvme = keys.object("nvme");
+        equally = nvme.has("shares") && nvme.choice("shares", {"by_bandwidth", "equal"}) == 1;
         machine.nvme_bytes = rounded(nvme.quantity("capacity", Unit::kBytes, kBytesMin, kBytesMax));
         nvme.source();
         nvme.done();
@@ -146,6 +182,7 @@ Machine parse_machine(const Located &root, const std::string &file)
         machine.links.push_back(link);
     }
     check_routes(keys, machine);
+    share_paths(keys, equally, &machine);
     if (keys.has("collectives") || machine.gpus() > 1)
         read_collectives(keys.object("collectives"), &machine);
     keys.source();

@@ -366,6 +366,35 @@ TEST(SimulatedFrozen, PartsHaveNoGradientStateOrUpdate)
     }
 }
 
+// Two drives, with three and one quarter of the blocks: a step that waits for them takes as long as
+// with one drive of four thirds of the first one's speed, or of four times the second one's.
+TEST(SimulatedPaths, EachStoragePathCarriesItsShareOfTheBytes)
+{
+    Slow slow(Update::kPending);
+    slow.model.placement.states = Home::kNvme;
+    slow.machine.achieved_flops_per_s = 500e12;
+    slow.machine.host_bytes_per_s = 1e12;
+    slow.machine.host_bytes = 6ull << 30;
+    Link drive = slow.machine.links[0];
+    slow.machine.links[0].bytes_per_s = 3e9;
+    slow.machine.links[0].path = 1;
+    drive.name = "slow";
+    drive.bytes_per_s = 1e9;
+    drive.path = 2;
+    slow.machine.links.push_back(drive);
+    slow.machine.path_shares = {0.75, 0.25};
+    const Answer two = answer_of(slow.model, slow.machine, {});
+    const double bytes = two.links[0].bytes + two.links.back().bytes;
+    EXPECT_NEAR(two.links.back().bytes / bytes, 0.25, 0.03);
+    slow.machine.links.pop_back();
+    slow.machine.links[0].path = 0;
+    slow.machine.links[0].bytes_per_s = 4e9;
+    slow.machine.path_shares.clear();
+    const Answer one = answer_of(slow.model, slow.machine, {});
+    EXPECT_NEAR(two.bound.seconds, one.bound.seconds, 1e-9);
+    EXPECT_NEAR(two.step_s / one.step_s, 1, 0.1);
+}
+
 // Of one rank nothing is gathered: its parameters come up the links by the lookahead alone.
 TEST(Simulate, ParametersAreBroughtAheadOfTheirUse)
 {

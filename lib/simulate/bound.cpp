@@ -135,6 +135,10 @@ Bound bound_of(const Layout &layout, const Model &model, const Machine &machine)
         updates[tile.update_at] += static_cast<double>(tile.update_bytes);
     consider(updates[kDevicePlace] / machine.device_bytes_per_s, "update");
     consider(updates[kHostPlace] * in_node / machine.host_bytes_per_s, "update");
+    double memory = updates[kHostPlace];
+    for (const double bytes : bound.bytes) memory += bytes;
+    if (machine.shares_host_memory)
+        consider(memory * in_node / machine.host_bytes_per_s, "host memory");
     return bound;
 }
 

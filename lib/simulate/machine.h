@@ -52,7 +52,9 @@ struct Machine {
     double achieved_flops_per_s = 0;  // reached with large matrices
     uint64_t host_bytes = 0;          // of a node
     double host_bytes_per_s = 0;      // of a node, reached by an update of states in host memory
-    uint64_t nvme_bytes = 0;          // of a node; 0: none
+    // An update, nvme and the GPUs of a node divide this rate among them; else only updates do.
+    bool shares_host_memory = false;
+    uint64_t nvme_bytes = 0;  // of a node; 0: none
     std::vector<Link> links;
     std::vector<double> path_shares;  // of the blocks on nvme, by path; empty: one path
     Collectives collectives;

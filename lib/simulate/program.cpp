@@ -373,6 +373,7 @@ void Writer::update_tile(uint32_t number, bool again, std::array<OpId, 2> after)
                                          : machine_.host_bytes_per_s / machine_.gpus_per_node;
     run(LaneId::kUpdate, What::kCompute, Cause::kUpdate,
         ns(static_cast<double>(tile.update_bytes) / bytes_per_s), {there, kNoOp, kNoOp});
+    if (!on_device) program_.ops.back().memory_bytes = tile.update_bytes;
     // A speculated update may be made again with the same gradient.
     const bool is_final = again || !speculates(tile);
     const OpId used = release(LaneId::kUpdate, {gradient}, false, is_final);

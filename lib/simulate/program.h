@@ -53,8 +53,9 @@ struct Op {
     bool again = false;            // of an update: its first result is not used; of a sum: it adds
     std::array<Use, 4> uses = {};  // of a fetch or a release
     uint8_t use_count = 0;
-    uint64_t duration_ns = 0;  // of a computation
-    uint32_t tile = 0;         // that is gathered, summed or updated
+    uint64_t duration_ns = 0;   // of a computation
+    uint64_t memory_bytes = 0;  // of an update: host memory that it reads and writes
+    uint32_t tile = 0;          // that is gathered, summed or updated
 };
 
 struct Schedule {

@@ -20,6 +20,7 @@ SharedLinks::SharedLinks(const Machine &machine, uint32_t ranks, bool folded)
     : ranks_(ranks), folded_(folded)
 {
     for (const Link &link : machine.links) add_kind(link, machine.sharers(link.per));
+    if (machine.shares_host_memory) add_memory(machine);
 }
 
 void SharedLinks::add_kind(const Link &link, uint32_t sharers)
@@ -39,6 +40,33 @@ void SharedLinks::add_kind(const Link &link, uint32_t sharers)
     }
 }
 
+// Three users of one bandwidth: each is served beside the others, not after them.
+void SharedLinks::add_memory(const Machine &machine)
+{
+    Link link;
+    link.name = "host memory";
+    link.bytes_per_s = machine.host_bytes_per_s;
+    link.per = Per::kNode;
+    memory_ = static_cast<uint32_t>(kinds_.size());
+    const size_t first = instances_.size();
+    for (uint32_t user = 0; user < 3; ++user) add_kind(link, machine.sharers(link.per));
+    const size_t each = (instances_.size() - first) / 3;
+    for (size_t other = first + each; other < instances_.size(); ++other) {
+        const size_t shared = first + (other - first) % each;
+        for (const uint32_t seat : instances_[other].seats) {
+            instances_[shared].seats.push_back(seat);
+            instance_of_[seat] = static_cast<uint32_t>(shared);
+        }
+    }
+    instances_.resize(first + each);
+}
+
+std::vector<uint32_t> SharedLinks::memory_path() const
+{
+    if (memory_ == UINT32_MAX) return {};
+    return {memory_ + 2};
+}
+
 uint32_t SharedLinks::add_own(double bytes_per_s, uint64_t latency_ns)
 {
     Link link;
@@ -55,6 +83,8 @@ std::vector<uint32_t> SharedLinks::path_of(Route route, uint32_t storage_path) c
         if ((kinds_[kind].link.routes >> static_cast<uint32_t>(route) & 1) != 0 &&
             (kinds_[kind].link.path == 0 || kinds_[kind].link.path == storage_path))
             path.push_back(kind);
+    const bool of_nvme = route == Route::kNvmeToHost || route == Route::kHostToNvme;
+    if (memory_ != UINT32_MAX) path.push_back(of_nvme ? memory_ : memory_ + 1);
     return path;
 }
 

@@ -46,6 +46,8 @@ public:
     // The links of a route in the machine's order, for submit().
     // Of a storage path, counted from 1, with those that are of none.
     [[nodiscard]] std::vector<uint32_t> path_of(Route route, uint32_t storage_path = 1) const;
+    // Of an update in host memory, if it shares the memory's bandwidth with transfers; else empty.
+    [[nodiscard]] std::vector<uint32_t> memory_path() const;
     // A link of each rank's own that is not the machine's, for collectives.
     uint32_t add_own(double bytes_per_s, uint64_t latency_ns);
     // Rank 0's bytes by link since the last call, including those that transfers under way have
@@ -97,6 +99,7 @@ private:
     };
 
     void add_kind(const Link &link, uint32_t sharers);
+    void add_memory(const Machine &machine);
     void enter(uint32_t job, Instant now);
     void serve_next(uint32_t seat, Instant now);
     void leave(uint32_t seat, Instant now);
@@ -108,6 +111,7 @@ private:
     const uint32_t ranks_;
     const bool folded_;
     std::vector<Kind> kinds_;
+    uint32_t memory_ = UINT32_MAX;  // the first of three kinds: of nvme, of GPUs, of updates
     std::vector<Instance> instances_;
     std::vector<Seat> seats_;            // kind x ranks + rank
     std::vector<uint32_t> instance_of_;  // by seat

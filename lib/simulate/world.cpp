@@ -180,7 +180,11 @@ Status World::start(Rank &rank, OpId id)
         double slow = 1;
         if (rank.number < options_.slowness.size()) slow = options_.slowness[rank.number];
         const auto takes = static_cast<uint64_t>(static_cast<double>(op.duration_ns) * slow);
-        links_.submit(rank.number, kOpTag | id, {clock}, takes, kUrgencyOfTime, now_);
+        const std::vector<uint32_t> memory = links_.memory_path();
+        if (op.memory_bytes > 0 && !memory.empty())
+            links_.submit(rank.number, kOpTag | id, memory, op.memory_bytes, kUrgencyOfTime, now_);
+        else
+            links_.submit(rank.number, kOpTag | id, {clock}, takes, kUrgencyOfTime, now_);
         return {};
     }
     case What::kGather: begin_gather(rank, id); return execute(rank);

@@ -280,7 +280,7 @@ TEST(SimulateFiles, PartsOfAStepAreChecked)
     EXPECT_THAT(layers, HasSubstr("frozen"));
 }
 
-// A path of 6 and 3 GB/s reads and writes a block in 1/6 + 1/3 = 1/2 ns a byte, one of 2 and 2 in 1.
+// A path of 6 and 3 GB/s reads and writes a byte in 1/6 + 1/3 = 1/2 ns, one of 2 and 2 GB/s in 1.
 TEST(SimulateFiles, StoragePathsHaveBlocksByTheirSpeed)
 {
     const auto machine = [](const std::string &shares, const std::string &path) {
@@ -308,10 +308,22 @@ TEST(SimulateFiles, StoragePathsHaveBlocksByTheirSpeed)
                 testing::ElementsAre(0.5, 0.5));
     EXPECT_THAT(refusal([&] { machine("", "3"); }),
                 HasSubstr("links have no nvme>host of path 2, of 3."));
-    EXPECT_EQ(
-        machine_refusal("\"route\": \"host>device\"", "\"path\": 1, \"route\": \"host>device\"")
-            .substr(0, 60),
-        std::string("m.json:33: links[1].path is of nvme, and the route is not.").substr(0, 60));
+    const std::string up = "\"route\": \"host>device\"";
+    EXPECT_THAT(machine_refusal(up, "\"path\": 1, " + up),
+                HasSubstr("links[1].path is of nvme, and the route is not."));
+}
+
+TEST(SimulateFiles, HostMemoryMayBeShared)
+{
+    const std::string text = text_of("machines/workstation-24gb.json");
+    const auto shares = [&](const std::string &key) {
+        const std::string changed = with(text, "\"128 GB\"", "\"128 GB\"" + key);
+        return parse_machine(parse_located(changed, "m.json"), "m.json").shares_host_memory;
+    };
+    EXPECT_FALSE(shares(""));
+    EXPECT_TRUE(shares(", \"shared_bandwidth\": true"));
+    EXPECT_THAT(refusal([&] { shares(", \"shared_bandwidth\": 3"); }),
+                HasSubstr("host.shared_bandwidth is a number, not true or false."));
 }
 
 TEST(SimulateFiles, WhatIsNoJsonIsToldWithItsLine)

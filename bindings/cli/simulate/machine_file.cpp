@@ -75,6 +75,7 @@ void read_host(Keys keys, Machine *machine)
     machine->host_bytes = rounded(keys.quantity("memory", Unit::kBytes, kBytesMin, kBytesMax));
     machine->host_bytes_per_s =
         keys.quantity("update_bandwidth", Unit::kBytesPerSecond, kRateMin, kRateMax);
+    machine->shares_host_memory = keys.boolean_or("shared_bandwidth", false);
     keys.source();
     keys.done();
 }

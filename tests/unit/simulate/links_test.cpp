@@ -121,5 +121,26 @@ TEST(SharedLinks, OneThatStandsForAllIsServedAsEachOfThem)
     for (const auto &[which, when] : ends(all)) EXPECT_EQ(when, one.at({0, which.second}));
 }
 
+// 16 GB of an update and 4 GB from a drive of 4 GB/s, over a memory of 8 GB/s.
+TEST(SharedLinks, HostMemoryIsDividedAmongUpdatesAndTransfers)
+{
+    Machine machine = small_machine();
+    machine.gpus_per_node = machine.gpus_per_switch = machine.gpus_per_socket = 1;
+    machine.shares_host_memory = true;
+    machine.host_bytes_per_s = 8e9;
+    machine.links[0].latency_ns = 0;
+    for (const bool reads : {false, true}) {
+        SharedLinks links(machine, 1, false);
+        links.submit(0, 1, links.memory_path(), 16'000'000'000, 3, 0);
+        if (reads) links.submit(0, 2, links.path_of(Route::kNvmeToHost), 4'000'000'000, 2, 0);
+        auto when = ends(links);
+        // 1 s on the drive's link, while the update moves 8 GB; then each has 4 GB/s.
+        EXPECT_EQ((when[{0, 1}]), reads ? 2'500'000'000u : 2'000'000'000u);
+        if (reads) {
+            EXPECT_EQ((when[{0, 2}]), 2'000'000'000u);
+        }
+    }
+}
+
 }  // namespace
 }  // namespace stepwell::simulate

@@ -511,6 +511,7 @@ public:
         machine.device_bytes = pick<uint64_t>({64, 256, 1024, 4096}) << 20;
         machine.host_bytes = pick<uint64_t>({1, 64, 512, 8192}) << 20;
         machine.nvme_bytes = pick<uint64_t>({0, 1, 64}) << 30;
+        machine.shares_host_memory = pick<int>({0, 1, 2}) == 0;
         for (Link &link : machine.links) link.bytes_per_s *= pick<double>({0.1, 1, 10});
         if (machine.nvme_bytes == 0) machine.links.erase(machine.links.begin());
         model = small_model(pick<uint64_t>({1, 2, 5}), pick<uint64_t>({64, 512, 1536}));
@@ -568,8 +569,9 @@ TEST(Simulate, AnyMachineAndModelEndOrAreRefusedAndFoldedIsUnfolded)
             for (uint32_t route = 0; route < kRoutes; ++route)
                 if ((drawn.machine.links[i].routes >> route & 1) != 0)
                     least += answer.bound.bytes[route];
-            // What the next step begins with may be fetched before it or in it.
-            EXPECT_GE(answer.links[i].bytes, 0.9 * least - 1) << answer.links[i].name;
+            // Of updates in the backward pass, the last of a step may move their bytes in the next.
+            const double share = drawn.model.update == Update::kPending ? 1 : 0.75;
+            EXPECT_GE(answer.links[i].bytes, share * least - 1) << answer.links[i].name;
         }
         for (const Instant step : all.value().rank_step_ns)
             ASSERT_EQ(step, answer.rank_step_ns.at(0));

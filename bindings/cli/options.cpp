@@ -85,7 +85,7 @@ void add_simulate(CLI::App *app, Words *words, Options *options)
     words->ranks_options.push_back(
         app->add_option("--ranks", words->ranks, "of the machine's GPUs so many, not all"));
     app->add_flag("--exposed-update", simulate.exposed_update,
-                  "the optimizer between two steps, not beside the next forward pass");
+                  "the optimizer between two steps, whatever the model says");
     app->add_flag("--no-overlap", simulate.no_overlap,
                   "nothing is fetched, gathered or summed beside the computation");
     app->add_option("--gpu-memory", simulate.gpu_memory, "with a profile: 24GB");

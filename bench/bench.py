@@ -297,7 +297,24 @@ def bench_update(options):
             ),
         )
     )
+    results.append(bench_split(program, options))
     return results
+
+
+def bench_split(program, options):
+    """Bytes that a step of bf16 parameters writes, counted by the library."""
+    (line,) = run_lines([*program, "split", "--dir", options.nvme])
+    if not line["same"]:
+        raise BenchError("masters in parts have other bits than whole ones")
+    whole, parts = (line[name] / line["parameters"] for name in ("whole_bytes", "parts_bytes"))
+    return result(
+        "update.split",
+        parts,
+        "bytes a parameter",
+        "whole masters",
+        [whole / parts],
+        reference_value=whole,
+    )
 
 
 # -------------------------------------------------------------------------------------- train --

@@ -134,14 +134,14 @@ void close_runtime(stw_runtime *runtime)
 }
 
 stw_tensor *create_tensor(stw_runtime *runtime, const char *name, uint32_t role, uint64_t elements,
-                          uint32_t home)
+                          uint32_t home, uint32_t dtype)
 {
     stw_policy policy = STW_POLICY_INIT;
     policy.home = home;
     stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
     spec.name = name;
     spec.role = role;
-    spec.dtype = STW_F32;
+    spec.dtype = dtype;
     spec.dimensions = 1;
     spec.shape[0] = elements;
     spec.policy = home == STW_TIER_DEFAULT ? nullptr : &policy;

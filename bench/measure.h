@@ -53,7 +53,7 @@ stw_status try_open_runtime(const Budgets &budgets, stw_runtime **runtime_out);
 void close_runtime(stw_runtime *runtime);
 
 stw_tensor *create_tensor(stw_runtime *runtime, const char *name, uint32_t role, uint64_t elements,
-                          uint32_t home);
+                          uint32_t home, uint32_t dtype = STW_F32);
 stw_fetch_request request_of(stw_tensor *tensor, uint32_t access, uint32_t tier);
 void add_to_optimizer(stw_optimizer *optimizer, stw_tensor *parameter, stw_tensor *gradient);
 // Moved since open, over STW_LINK_*.

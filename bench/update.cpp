@@ -3,9 +3,12 @@
 //
 // usage: update --mode memory [--bytes N] [--threads N] [--rounds N]
 //        update --mode nvme --dir DIR [--host-bytes N] [--threads N]
+//        update --mode split --dir DIR [--threads N]
 // memory prints one JSON line a round, plain loop and step interleaved over the same arrays. nvme
 // takes commands on stdin: step, quit, and answers each with one JSON line. A step begins and ends
 // with every byte on the drive, so it moves all of them: 16 bytes read and 12 written a parameter.
+// split prints one JSON line: what such a step of bf16 parameters writes with masters in parts and
+// with whole ones, and whether all tensors have the same bits after it.
 #include "measure.h"
 #include "plain_update.h"
 
@@ -24,7 +27,8 @@ constexpr uint64_t kStateBytes = 12;  // a parameter: itself and its two moments
 // One flat model: `tensors` parameters with gradients in one optimizer.
 class Model {
 public:
-    Model(stw_runtime *runtime, uint64_t elements, uint32_t tensors, uint32_t home)
+    Model(stw_runtime *runtime, uint64_t elements, uint32_t tensors, uint32_t home,
+          uint32_t dtype = STW_F32)
         : runtime_(runtime)
     {
         stw_policy policy = STW_POLICY_INIT;
@@ -34,10 +38,10 @@ public:
         options.state_policy = &policy;
         must(stw_optimizer_create(runtime, &options, &optimizer_), "stw_optimizer_create");
         for (uint32_t i = 0; i < tensors; ++i) {
-            parameters_.push_back(
-                bench::create_tensor(runtime, nullptr, STW_ROLE_PARAM, elements / tensors, home));
-            gradients_.push_back(
-                bench::create_tensor(runtime, nullptr, STW_ROLE_GRAD, elements / tensors, home));
+            parameters_.push_back(bench::create_tensor(runtime, nullptr, STW_ROLE_PARAM,
+                                                       elements / tensors, home, dtype));
+            gradients_.push_back(bench::create_tensor(runtime, nullptr, STW_ROLE_GRAD,
+                                                      elements / tensors, home, dtype));
             must(stw_tensor_fill(parameters_[i], 1.0, nullptr), "stw_tensor_fill");
             must(stw_tensor_fill(gradients_[i], 1.0, nullptr), "stw_tensor_fill");
             bench::add_to_optimizer(optimizer_, parameters_[i], gradients_[i]);
@@ -69,6 +73,47 @@ public:
         if (result.updated != parameters_.size()) bench::give_up("a parameter was left alone");
     }
 
+    // Contents that are a function of the element alone.
+    void write_noise()
+    {
+        const uint64_t count = info_of(parameters_[0]).elements;
+        std::vector<float> noise(count);
+        stw_copy_options as_f32 = STW_COPY_OPTIONS_INIT;
+        as_f32.dtype = STW_F32;
+        uint64_t bits = 1;
+        const auto fill = [&](const std::vector<stw_tensor *> &tensors) {
+            for (stw_tensor *tensor : tensors) {
+                for (float &value : noise) {
+                    bits = bits * 6364136223846793005U + 1442695040888963407U;
+                    value = static_cast<float>(static_cast<int32_t>(bits >> 32)) * 0x1p-31F;
+                }
+                must(stw_tensor_write(tensor, noise.data(), &as_f32), "stw_tensor_write");
+            }
+        };
+        fill(parameters_);
+        fill(gradients_);
+    }
+
+    void make_whole()
+    {
+        for (size_t i = 0; i < parameters_.size(); ++i) state(i, "master");
+    }
+
+    // Of the parameters, their masters and moments.
+    std::vector<char> bytes()
+    {
+        std::vector<char> all;
+        for (size_t i = 0; i < parameters_.size(); ++i) {
+            for (stw_tensor *tensor : {parameters_[i], state(i, "master"), state(i, "exp_avg"),
+                                       state(i, "exp_avg_sq")}) {
+                const size_t at = all.size();
+                all.resize(at + info_of(tensor).whole_bytes);
+                must(stw_tensor_read(tensor, all.data() + at, nullptr), "stw_tensor_read");
+            }
+        }
+        return all;
+    }
+
     // Seconds of the plain loop over the very arrays the step works on.
     double plain_seconds(uint32_t threads)
     {
@@ -94,6 +139,13 @@ public:
     }
 
 private:
+    static stw_tensor_info info_of(stw_tensor *tensor)
+    {
+        stw_tensor_info info{};
+        info.struct_size = sizeof info;
+        must(stw_tensor_info_get(tensor, &info), "stw_tensor_info_get");
+        return info;
+    }
     stw_tensor *state(size_t index, const char *name)
     {
         stw_tensor *tensor = nullptr;
@@ -196,6 +248,46 @@ void measure_nvme(const bench::Arguments &arguments)
     bench::close_runtime(runtime);
 }
 
+// The first step makes the states; the second one's bytes are counted.
+uint64_t split_step(const bench::Arguments &arguments, uint64_t elements, bool whole,
+                    std::vector<char> *bytes_out)
+{
+    bench::Budgets budgets;
+    budgets.host_bytes = uint64_t{128} << 20;
+    budgets.thread_count = threads_of(arguments);
+    budgets.nvme_path = arguments.text("dir", ".");
+    budgets.nvme_bytes = elements * 20 + (uint64_t{128} << 20);
+    stw_runtime *runtime = bench::open_runtime(budgets);
+    uint64_t written = 0;
+    {
+        Model model(runtime, elements, 2, STW_TIER_NVME, STW_BF16);
+        if (whole) model.make_whole();
+        model.write_noise();
+        for (int step = 0; step < 2; ++step) {
+            must(stw_evict(runtime, nullptr, 0, STW_TIER_HOST, 0, 0), "stw_evict");
+            written = bench::link_bytes(runtime, STW_LINK_HOST_TO_NVME);
+            model.step();
+            must(stw_evict(runtime, nullptr, 0, STW_TIER_HOST, 0, 0), "stw_evict");
+            written = bench::link_bytes(runtime, STW_LINK_HOST_TO_NVME) - written;
+        }
+        *bytes_out = model.bytes();
+    }
+    bench::close_runtime(runtime);
+    return written;
+}
+
+void measure_split(const bench::Arguments &arguments)
+{
+    constexpr uint64_t kElements = uint64_t{32} << 20;  // whole blocks of every tensor
+    std::vector<char> parts;
+    std::vector<char> whole;
+    const uint64_t parts_bytes = split_step(arguments, kElements, false, &parts);
+    const uint64_t whole_bytes = split_step(arguments, kElements, true, &whole);
+    std::printf("{\"what\": \"split\", \"parameters\": %" PRIu64 ", \"parts_bytes\": %" PRIu64
+                ", \"whole_bytes\": %" PRIu64 ", \"same\": %s}\n",
+                kElements, parts_bytes, whole_bytes, parts == whole ? "true" : "false");
+}
+
 }  // namespace
 
 int main(int argc, char **argv)
@@ -206,6 +298,8 @@ int main(int argc, char **argv)
         measure_memory(arguments);
     else if (mode == "nvme")
         measure_nvme(arguments);
+    else if (mode == "split")
+        measure_split(arguments);
     else
         bench::give_up("no such mode: " + mode);
     return 0;

@@ -141,6 +141,13 @@ STW_API stw_status stw_optimizer_destroy(stw_optimizer *optimizer);
  * from them, unless the master was written since as well; then the master counts. Moments, the
  * average and the count are kept: write or discard those states, or set the count, to restart.
  *
+ * The master of a BF16 parameter is kept as what its parameter lacks, 17 bits instead of 32, until
+ * the program asks for it (stw_optimizer_state, or stw_tensor_find by its name): two tensors
+ * "master_low" and "master_open", which are the library's alone. Bits are the same. A master is
+ * whole from the beginning with STW_OPTIMIZER_DURABLE, with a custom update, of a part of a
+ * parameter, where the states have their home on a device that updates, and where align_bytes of
+ * the parameter or its gradient is below 32.
+ *
  * Ownership: parameters and gradients must outlive the optimizer.
  * Threads:   one at a time.  Blocks: never.
  * Errors:    INVALID, EXISTS, MISMATCH, BUDGET, NO_SPACE, LIMIT; all or none.
@@ -155,7 +162,14 @@ STW_API stw_status stw_optimizer_set_hyper(stw_optimizer *optimizer, uint32_t pa
                                            const stw_hyper *hyper);
 /* A state as a tensor: "master"; "ema"; Adam "exp_avg", "exp_avg_sq"; Lion "exp_avg"; SGD
  * "momentum"; Adagrad "sum"; or a custom name. Owned by the optimizer; fetch, read and write it
- * like any other. NOT_FOUND, INVALID. */
+ * like any other. NOT_FOUND, INVALID.
+ *
+ * The first call for a "master" that is kept in parts makes it whole, and it is kept so from then
+ * on. It has the bits of the last update; of a parameter that was written since, those that the
+ * next update starts from; and is EMPTY before the first update, or if the parameter is EMPTY. That
+ * call is one at a time with steps, and blocks until the steps of the optimizer and views of the
+ * parameter have ended; BUDGET, NO_SPACE, TIMEOUT, INTERRUPTED, and BUSY between a step with
+ * STW_UPDATE_SPECULATE and its verdict. */
 STW_API stw_status stw_optimizer_state(stw_optimizer *optimizer, stw_tensor *parameter,
                                        const char *state, stw_tensor **tensor_out);
 /* Number of updates of this parameter (used by bias correction), including a running one: a step

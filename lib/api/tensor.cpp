@@ -122,7 +122,7 @@ stw_status stw_tensor_find(stw_runtime *runtime, const char *name, stw_tensor **
     return guard([&]() -> Status {
         STW_TRY(enter(runtime));
         if (!name || !tensor_out) return Status::error(STW_ERROR_INVALID, "an argument is null");
-        return runtime->body->tensors.registry.find_tensor(name, tensor_out);
+        return runtime->body->optimizers.find_tensor(name, tensor_out);
     });
 }
 

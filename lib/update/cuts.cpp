@@ -7,14 +7,29 @@
 #include <algorithm>
 
 namespace stepwell::update {
+namespace {
+
+// Of the pack, where the element begins.
+uint64_t layout_byte(const Layout &layout, uint64_t element)
+{
+    const uint64_t before = element - layout.first_element;
+    STW_ASSERT(before % layout.shared_by == 0);
+    return layout.pack_offset + before / layout.shared_by * layout.element_bytes;
+}
+
+uint64_t layout_bytes(const Layout &layout, uint64_t elements)
+{
+    return (elements + layout.shared_by - 1) / layout.shared_by * layout.element_bytes;
+}
+
+}  // namespace
 
 uint64_t elements_to_block_end(const Layout &layout, uint64_t element, uint64_t block_bytes)
 {
-    const uint64_t begin =
-        layout.pack_offset + (element - layout.first_element) * layout.element_bytes;
+    const uint64_t begin = layout_byte(layout, element);
     const uint64_t end = (begin / block_bytes + 1) * block_bytes;
     STW_ASSERT(end - begin >= layout.element_bytes);
-    return std::max<uint64_t>((end - begin) / layout.element_bytes, 1);
+    return std::max<uint64_t>((end - begin) / layout.element_bytes, 1) * layout.shared_by;
 }
 
 uint64_t common_run(const Layout *layouts, uint32_t n, uint64_t element, uint64_t limit,
@@ -38,9 +53,8 @@ uint64_t unit_run(const Layout &layout, uint64_t element, uint64_t left, uint64_
 
 uint32_t count_pieces(const Layout &layout, uint64_t element, uint64_t count, uint64_t block_bytes)
 {
-    const uint64_t begin =
-        layout.pack_offset + (element - layout.first_element) * layout.element_bytes;
-    const uint64_t last = begin + count * layout.element_bytes - 1;
+    const uint64_t begin = layout_byte(layout, element);
+    const uint64_t last = begin + layout_bytes(layout, count) - 1;
     return static_cast<uint32_t>(last / block_bytes - begin / block_bytes + 1);
 }
 
@@ -52,8 +66,8 @@ uint32_t make_pieces(const Layout &layout, Access access, uint64_t element, uint
         const uint64_t run = std::min(count, elements_to_block_end(layout, element, block_bytes));
         pieces[n].tensor = layout.tensor;
         pieces[n].access = access;
-        pieces[n].byte_begin = (element - layout.first_element) * layout.element_bytes;
-        pieces[n].byte_count = run * layout.element_bytes;
+        pieces[n].byte_begin = layout_byte(layout, element) - layout.pack_offset;
+        pieces[n].byte_count = layout_bytes(layout, run);
         ++n;
         element += run;
         count -= run;

@@ -15,6 +15,8 @@ struct Layout {
     uint64_t pack_offset = 0;
     uint32_t element_bytes = 0;
     uint64_t first_element = 0;  // of the walk, that is this tensor's first
+    // Elements that share element_bytes: 8 of a bit each share a byte. Cuts are at multiples of it.
+    uint32_t shared_by = 1;
 };
 
 // Elements from `element` to the end of the block it lies in; at least 1.

@@ -131,14 +131,15 @@ Status Optimizer::Parts::check_entry(const Entry &entry) const
     const uint32_t given = std::min(entry.state_count, kStatesMax);
     const bool missing =
         std::find(entry.states, entry.states + given, kNone) != entry.states + given;
+    const bool has_master = entry.master != kNone || entry.low != kNone;
     if (missing || entry.state_count < needed || entry.state_count > kStatesMax ||
-        (entry.master == kNone) != (entry.parameter_dtype == STW_F32) || entry.parameter == kNone ||
+        has_master != (entry.parameter_dtype != STW_F32) || entry.parameter == kNone ||
         entry.gradient == kNone) {
         return Status::error(STW_ERROR_INVALID,
                              "%s has %u states and %s master; its algorithm needs %u "
                              "states, and a master unless the parameter is F32",
                              parameter_text(entry.name).c_str(), entry.state_count,
-                             entry.master == kNone ? "no" : "a", needed);
+                             has_master ? "a" : "no", needed);
     }
     const bool narrow = entry.state_dtype == STW_BF16 && custom.update == nullptr;
     if (entry.state_dtype != STW_F32 && !narrow) {
@@ -163,10 +164,11 @@ Status Optimizer::Parts::check_part(const Entry &entry, const ParameterJob &job)
                 job.shape.gradient_dtype == entry.gradient_dtype &&
                 job.shape.layouts[ParameterJob::kGradient].tensor == entry.gradient &&
                 job.shape.state_count == entry.state_count &&
-                job.shape.has_master == (entry.master != kNone) &&
+                job.shape.has_master == (entry.parameter_dtype != STW_F32) &&
                 job.shape.has_average == (entry.average != kNone);
     if (same && job.shape.has_master) {
-        same = job.shape.layouts[ParameterJob::kOthers].tensor == entry.master;
+        same = job.shape.layouts[ParameterJob::kOthers].tensor ==
+               (job.shape.is_split ? entry.low : entry.master);
     }
     if (same && job.shape.has_average)
         same = job.shape.layouts[job.shape.average_at()].tensor == entry.average;
@@ -394,6 +396,7 @@ std::vector<TensorId> Optimizer::tensors(TensorId parameter) const
 {
     std::vector<TensorId> tensors;
     const ParameterJob *job = parts_->find(parameter);
+    MutexLock lock(parts_->pipeline.mutex);  // parts of a master may become one
     for (uint32_t i = 0; job != nullptr && i < job->turn_count; ++i) {
         tensors.push_back(job->shape.layouts[i].tensor);
     }

@@ -26,7 +26,12 @@ constexpr uint32_t kStatesMax = 8;  // of one parameter, master and average not 
 struct Entry {
     TensorId parameter = kNone;
     TensorId gradient = kNone;
-    TensorId master = kNone;   // fp32; kNone where the parameter itself is fp32
+    TensorId master = kNone;  // fp32; kNone where the parameter itself is fp32
+    // Instead of a master, of a bf16 parameter: its parts, see kernels::SplitMaster. The entry is
+    // all of the parameter, and the packs of all its tensors have multiples of 8 elements before
+    // them.
+    TensorId low = kNone;
+    TensorId open = kNone;     // a bit per element
     TensorId average = kNone;  // fp32; kNone where the optimizer keeps none
     TensorId states[kStatesMax] = {kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone};
     uint32_t state_count = 0;
@@ -112,6 +117,12 @@ public:
     // What an update of the parameter works on at once, a block of each: it, its gradient, states.
     [[nodiscard]] std::vector<TensorId> tensors(TensorId parameter) const;
     [[nodiscard]] bool has(TensorId parameter) const;
+    // The parameter's master, if it is in parts, becomes this fp32 tensor, which is its master from
+    // then on: written behind the call from the parts, or from the parameter if the next update
+    // would make it anew; it stays EMPTY if there is none yet. The parts become EMPTY and are no
+    // tensors of the optimizer any more. Waits for the steps under way and for the master. OK,
+    // TIMEOUT, INTERRUPTED, CLOSED; `begun_out`: it will be. One at a time, as steps are.
+    Status join_master(TensorId parameter, TensorId master, uint64_t timeout_ns, bool *begun_out);
     // fp32 masters that the next update makes anew, since their parameters were written after the
     // last one. Of parameters that are claimed: nobody writes or updates them meanwhile.
     [[nodiscard]] std::vector<TensorId> stale_masters() const;

@@ -17,6 +17,12 @@ namespace stepwell::update {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+// Of an update that needs temporary values: the operands stay in the processor's cache, and these
+// fit on the stack.
+constexpr uint64_t kSliceElements = 8192;
+
+constexpr uint32_t kJoined = 4;  // parameter, low halves, bits and the master that is made of them
+
 // An entry: a range of a parameter with one group's hyper-parameters.
 struct Part {
     uint64_t element_begin = 0;
@@ -42,6 +48,7 @@ enum class StepPhase : uint8_t {
     kUpdated,  // was, and waits for the verdict
     kUpdate,
     kRestore,  // gets its older contents back, since nothing is updated
+    kJoin,     // the parts of its master become one
 };
 
 // The verdict has its gradient's norm from it, and is about it.
@@ -56,19 +63,24 @@ struct Step;
 // A parameter in a step. Between steps only the optimizer's caller uses it.
 struct ParameterJob final : Job {
     // Order of turns and layouts; master and average, where there are any, and the states follow.
-    enum : uint32_t { kParameter, kGradient, kOthers };
+    // A master in parts is two of them. While the parts are joined their master is the last.
+    enum : uint32_t { kParameter, kGradient, kOthers, kLow = kOthers, kOpen };
 
     // The tensors of its update: their description in the entry, and the place of each one's bytes.
     struct Shape {
         uint32_t parameter_dtype;
         uint32_t gradient_dtype;
         uint32_t state_dtype;
-        bool has_master;
+        bool has_master;  // beside the parameter
+        bool is_split;    // which is in parts
         bool has_average;
         uint32_t state_count;
         Layout layouts[kJobTensorsMax];
 
-        [[nodiscard]] uint32_t average_at() const { return kOthers + (has_master ? 1 : 0); }
+        [[nodiscard]] uint32_t average_at() const
+        {
+            return kOthers + (has_master ? 1 : 0) + (is_split ? 1 : 0);
+        }
         [[nodiscard]] uint32_t first_state() const { return average_at() + (has_average ? 1 : 0); }
     };
 
@@ -101,11 +113,20 @@ struct ParameterJob final : Job {
     bool take_measure(uint64_t version);
     void cut_scan(Chunk &chunk) const;
     void cut_update(Chunk &chunk) const;
+    void cut_join(Chunk &chunk) const;
+    [[nodiscard]] bool block_is_through(const Layout &layout, const Chunk &chunk,
+                                        uint64_t done) const;
     [[nodiscard]] uint32_t pieces_of(uint64_t begin, uint64_t elements, uint32_t tensors) const;
     [[nodiscard]] uint64_t next_run() const;
     void scan(Chunk &chunk) const;
     void update(const Chunk &chunk, const Part &part) const;
     void update_slice(const Chunk &chunk, const Part &part, uint64_t begin, uint64_t count) const;
+    void update_master(kernels::Chunk &work, const Chunk &chunk, const Part &part,
+                       uint64_t begin) const;
+    void update_split(kernels::Chunk &work, const Chunk &chunk, const Part &part,
+                      uint64_t begin) const;
+    void update_states(kernels::Chunk &work, const Chunk &chunk, const Part &part,
+                       uint64_t begin) const;
     void update_values(const kernels::Chunk &work, const Part &part) const;
     void update_narrow(kernels::Chunk &work, const Chunk &chunk, const Part &part,
                        uint64_t begin) const;
@@ -126,6 +147,8 @@ struct ParameterJob final : Job {
     {
         return static_cast<float *>(chunk.pointers[shape.average_at()]);
     }
+    void begin_join(TensorId master);
+    void join(const Chunk &chunk) const;
     void end_scan();
     void end_early();
     void end_update();
@@ -141,12 +164,14 @@ struct ParameterJob final : Job {
     [[nodiscard]] uint32_t tensors_of(const Part &part) const;
     void note_versions();
     void leave_decided();
+    void end_join();
+    void forget_parts();
     void tell_failure();
     // Whether the parameter was written since its last update and the master was not: what was
     // written is newer than the master. Between updates, or before this one has written.
     [[nodiscard]] bool master_is_stale() const;
-    // Unclaims all its tensors and leaves the step.
-    void leave(bool empties_gradient);
+    // Unclaims all its tensors and leaves the step; those of the bits set become EMPTY.
+    void leave(uint64_t emptied);
 
     Optimizer::Parts &owner;
     stw_tensor *const handle;
@@ -248,6 +273,7 @@ struct Optimizer::Parts {
     // What the verdict means for a parameter that is idle. True: it leaves.
     bool apply(ParameterJob &job, Step &step) STW_REQUIRES(pipeline.mutex);
     static void let_go(const Step &step);
+    Status begin_join(ParameterJob &job, TensorId master);
     void left(Step &step) STW_REQUIRES(pipeline.mutex);
     Status answer(StepResult *result_out) const STW_REQUIRES(pipeline.mutex);
 

@@ -33,10 +33,10 @@ static_assert(static_cast<uint32_t>(kernels::Decay::kDecoupled) == STW_DECAY_DEC
 }  // namespace
 
 // The states decide, or the parameter itself if it has none. The order of PyTorch is that of its
-// CPU kernels, which no device has.
+// CPU kernels, which no device has, and devices work on whole masters.
 PlaceId ParameterJob::find_place() const
 {
-    if (owner.custom.update != nullptr || owner.torch_order) return kAnyCpuPlace;
+    if (owner.custom.update != nullptr || owner.torch_order || shape.is_split) return kAnyCpuPlace;
     TensorId tensors[kJobTensorsMax];
     for (uint32_t i = 0; i < turn_count; ++i) tensors[i] = turns[i].tensor;
     const uint32_t kept = turn_count > kOthers ? turn_count - kOthers : 1;

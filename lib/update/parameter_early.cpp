@@ -19,7 +19,8 @@ void ParameterJob::make_older()
     has_older = true;
     for (uint32_t i = 0; i < turn_count && has_older; ++i) {
         if (i == kGradient) continue;
-        older[i] = tiers.make_older(turns[i].tensor);
+        // Bits take little of a block, and so little to copy.
+        older[i] = tiers.make_older(turns[i].tensor, shape.is_split && i == kOpen);
         has_older = older[i] != kNone;
     }
     for (uint32_t i = 0; i < turn_count && !has_older; ++i) {
@@ -82,6 +83,7 @@ bool ParameterJob::judged_alike() const
 
 uint32_t ParameterJob::tensors_of(const Part &part) const
 {
+    if (phase == StepPhase::kJoin) return turn_count;
     const uint32_t states =
         undoes ? std::max(part.states_used, part.early_states) : part.states_used;
     return shape.first_state() + states;
@@ -102,8 +104,7 @@ void ParameterJob::copy_older(const Chunk &chunk, const Part &part) const
         if (!has_older_piece(part, i)) continue;
         void *const mine = chunk.pointers[i];
         void *const its = chunk.pointers[at++];
-        const uint64_t bytes = chunk.element_count * shape.layouts[i].element_bytes;
-        std::memcpy(undoes ? mine : its, undoes ? its : mine, bytes);
+        std::memcpy(undoes ? mine : its, undoes ? its : mine, chunk.pieces[i].byte_count);
     }
 }
 
@@ -122,7 +123,7 @@ void ParameterJob::end_early()
         if (updated && step->early) owner.park(*this);
     }
     if (!updated) {
-        leave(false);
+        leave(0);
     } else if (leaves) {
         leave_decided();
     }
@@ -154,7 +155,8 @@ void ParameterJob::leave_decided()
         ++count;
     }
     const bool keeps = (step->flags & STW_UPDATE_KEEP_GRADIENTS) != 0;
-    leave((updated || step->result.skipped) && !keeps);
+    const bool empties = (updated || step->result.skipped) && !keeps;
+    leave(empties ? uint64_t{1} << kGradient : 0);
 }
 
 }  // namespace stepwell::update

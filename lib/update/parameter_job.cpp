@@ -13,26 +13,15 @@ namespace stepwell::update {
 
 using kernels::kScanBlockElements;
 
-namespace {
-
-// After the kernel the operands are still in the processor's cache; temporary values fit on the
-// stack.
-constexpr uint64_t kSliceElements = 8192;
-
-}  // namespace
-
 ParameterJob::ParameterJob(Optimizer::Parts &optimizer, const Entry &entry)
     : owner(optimizer),
       handle(entry.handle),
       name(entry.name),
       index(static_cast<uint32_t>(optimizer.jobs.size())),
-      shape{entry.parameter_dtype,
-            entry.gradient_dtype,
-            entry.state_dtype,
-            entry.master != kNone,
-            entry.average != kNone,
-            entry.state_count,
-            {}}
+      shape{entry.parameter_dtype, entry.gradient_dtype,
+            entry.state_dtype,     entry.master != kNone || entry.low != kNone,
+            entry.low != kNone,    entry.average != kNone,
+            entry.state_count,     {}}
 {
     const auto add = [this](TensorId tensor, uint32_t dtype) {
         shape.layouts[turn_count] = {tensor, owner.pipeline.tiers.pack_offset(tensor),
@@ -43,7 +32,14 @@ ParameterJob::ParameterJob(Optimizer::Parts &optimizer, const Entry &entry)
     std::fill(std::begin(older), std::end(older), kNone);
     add(entry.parameter, shape.parameter_dtype);
     add(entry.gradient, shape.gradient_dtype);
-    if (shape.has_master) add(entry.master, STW_F32);
+    if (shape.is_split) {
+        add(entry.low, STW_BF16);
+        add(entry.open, STW_BF16);
+        shape.layouts[kOpen].element_bytes = 1;
+        shape.layouts[kOpen].shared_by = 8;
+    } else if (shape.has_master) {
+        add(entry.master, STW_F32);
+    }
     if (shape.has_average) add(entry.average, STW_F32);
     for (uint32_t i = 0; i < shape.state_count; ++i) add(entry.states[i], shape.state_dtype);
 }
@@ -121,6 +117,7 @@ uint32_t ParameterJob::pieces_of(uint64_t begin, uint64_t elements, uint32_t ten
 uint32_t ParameterJob::chunk_pieces() const
 {
     const uint64_t begin = parts[part_cut]->element_begin + element_cut;
+    if (phase == StepPhase::kJoin) return kJoined;
     if (phase != StepPhase::kScan)
         return pieces_of(begin, next_run(), tensors_of(*parts[part_cut]));
     return count_pieces(shape.layouts[kGradient], begin, next_run(), owner.pipeline.block_bytes);
@@ -134,6 +131,8 @@ void ParameterJob::cut(Chunk &chunk)
     chunk.element_count = next_run();
     if (phase == StepPhase::kScan) {
         cut_scan(chunk);
+    } else if (phase == StepPhase::kJoin) {
+        cut_join(chunk);
     } else {
         cut_update(chunk);
     }
@@ -175,8 +174,9 @@ void ParameterJob::cut_update(Chunk &chunk) const
             STW_ASSERT(at < kPiecesMax);
             make_pieces(shape.layouts[i], access, begin, run, block_bytes, chunk.pieces + at, 1);
             chunk.owners[at] = static_cast<uint8_t>(i);
-            if (i >= kOthers) chunk.far_pieces |= uint64_t{1} << at;
             done[i] += run;
+            if (i >= kOthers && block_is_through(shape.layouts[i], chunk, done[i]))
+                chunk.far_pieces |= uint64_t{1} << at;
             more |= done[i] < chunk.element_count;
         }
     }
@@ -189,6 +189,16 @@ void ParameterJob::cut_update(Chunk &chunk) const
         make_pieces(layout, undoes ? Access::kRead : Access::kWrite, chunk.element_begin,
                     chunk.element_count, block_bytes, chunk.pieces + chunk.piece_count++, 1);
     }
+}
+
+// The next chunk does not need the block: it would be written back once for each.
+bool ParameterJob::block_is_through(const Layout &layout, const Chunk &chunk, uint64_t done) const
+{
+    const uint64_t end = chunk.element_begin + done;
+    const Part &part = *parts[chunk.part];
+    if (end == part.element_begin + part.element_count) return true;
+    return count_pieces(layout, end - layout.shared_by, 2 * uint64_t{layout.shared_by},
+                        owner.pipeline.block_bytes) > 1;
 }
 
 // Sums are taken in the order of addresses; chunks that are completed before their turn are kept.
@@ -222,6 +232,10 @@ Chunk *ParameterJob::settle(Chunk &chunk)
 Status ParameterJob::refused(Status status)
 {
     if (status.code() != STW_ERROR_EMPTY) return status;
+    if (phase == StepPhase::kJoin) {
+        empty = true;  // there is no master yet
+        return {};
+    }
     if (owner.pipeline.tiers.contents(shape.layouts[kGradient].tensor) != Contents::kEmpty)
         return status;
     empty = true;  // no thread cuts this job now
@@ -233,6 +247,10 @@ Status ParameterJob::opened()
     if (phase == StepPhase::kScan || phase == StepPhase::kRestore) return {};
     Tiers &tiers = owner.pipeline.tiers;
     const TensorId parameter = shape.layouts[kParameter].tensor;
+    if (phase == StepPhase::kJoin) {
+        fresh.master = master_is_stale();
+        return {};
+    }
     if (tiers.contents(parameter) == Contents::kEmpty) {
         return Status::error(STW_ERROR_EMPTY,
                              "%s has a gradient but was never written; write it before "
@@ -267,6 +285,10 @@ Status ParameterJob::run(Chunk &chunk)
         scan(chunk);
         return {};
     }
+    if (phase == StepPhase::kJoin) {
+        join(chunk);
+        return {};
+    }
     const Part &part = *parts[chunk.part];
     if (on_device()) return update_on_device(chunk, part);
     copy_older(chunk, part);
@@ -297,11 +319,11 @@ void ParameterJob::scan(Chunk &chunk) const
 
 void ParameterJob::make_fresh(const Chunk &chunk, const Part &part) const
 {
-    if (fresh.master || part.makes_master) {
+    if (!shape.is_split && (fresh.master || part.makes_master)) {
         kernels::convert(chunk.pointers[kOthers], STW_F32, chunk.pointers[kParameter],
                          shape.parameter_dtype, chunk.element_count);
     }
-    if (fresh.average || part.makes_average) {
+    if (!shape.is_split && (fresh.average || part.makes_average)) {
         std::memcpy(average_of(chunk), master_of(chunk), chunk.element_count * sizeof(float));
     }
     for (uint32_t i = 0; i < part.states_used; ++i) {
@@ -313,7 +335,7 @@ void ParameterJob::make_fresh(const Chunk &chunk, const Part &part) const
 
 void ParameterJob::update(const Chunk &chunk, const Part &part) const
 {
-    const bool sliced = shape.has_average || shape.state_dtype != STW_F32;
+    const bool sliced = shape.has_average || shape.is_split || shape.state_dtype != STW_F32;
     const uint64_t slice = sliced ? kSliceElements : chunk.element_count;
     for (uint64_t at = 0; at < chunk.element_count; at += slice) {
         update_slice(chunk, part, at, std::min(slice, chunk.element_count - at));
@@ -330,19 +352,29 @@ void ParameterJob::update_slice(const Chunk &chunk, const Part &part, uint64_t b
     work.values = pointer(kParameter, shape.parameter_dtype);
     work.values_dtype = shape.parameter_dtype;
     work.gradient_dtype = shape.gradient_dtype;
-    work.master = master_of(chunk) + begin;
     work.gradient = pointer(kGradient, shape.gradient_dtype);
     work.count = count_here;
-    if (shape.state_dtype != STW_F32) {
-        update_narrow(work, chunk, part, begin);
-    } else {
-        for (uint32_t i = 0; i < part.states_used; ++i) {
-            work.states[i] = static_cast<float *>(pointer(shape.first_state() + i, STW_F32));
-        }
-        update_values(work, part);
-    }
+    if (shape.is_split) return update_split(work, chunk, part, begin);
+    work.master = master_of(chunk) + begin;
+    update_master(work, chunk, part, begin);
+}
+
+void ParameterJob::update_master(kernels::Chunk &work, const Chunk &chunk, const Part &part,
+                                 uint64_t begin) const
+{
+    update_states(work, chunk, part, begin);
     if (!shape.has_average) return;
     kernels::average(average_of(chunk) + begin, work.master, work.count, owner.average_decay);
+}
+
+void ParameterJob::update_states(kernels::Chunk &work, const Chunk &chunk, const Part &part,
+                                 uint64_t begin) const
+{
+    if (shape.state_dtype != STW_F32) return update_narrow(work, chunk, part, begin);
+    for (uint32_t i = 0; i < part.states_used; ++i) {
+        work.states[i] = static_cast<float *>(chunk.pointers[shape.first_state() + i]) + begin;
+    }
+    update_values(work, part);
 }
 
 void ParameterJob::update_values(const kernels::Chunk &work, const Part &part) const
@@ -450,6 +482,7 @@ void ParameterJob::end()
     case StepPhase::kScan: end_scan(); break;
     case StepPhase::kEarly: end_early(); break;
     case StepPhase::kRestore: end_restore(); break;
+    case StepPhase::kJoin: end_join(); break;
     default: end_update();
     }
 }
@@ -479,7 +512,7 @@ void ParameterJob::end_scan()
     // The step exists until the last job has left it: this job leaves after those that it lets go,
     // or is one of them.
     if (decided) Optimizer::Parts::let_go(*step);
-    if (leaves) leave(false);
+    if (leaves) leave(0);
     if (keeps) start_early();
 }
 
@@ -507,7 +540,8 @@ void ParameterJob::end_update()
         if (empty) ++step->result.without_gradient;
         if (!error.ok() && step->failure.ok()) step->failure = error;
     }
-    leave(updated && (step->flags & STW_UPDATE_KEEP_GRADIENTS) == 0);
+    const bool empties = updated && (step->flags & STW_UPDATE_KEEP_GRADIENTS) == 0;
+    leave(empties ? uint64_t{1} << kGradient : 0);
 }
 
 // An update that never began (its gradient cannot be read, for example) leaves its tensors
@@ -530,11 +564,10 @@ void ParameterJob::tell_failure()
     owner.pipeline.report(shape.layouts[kParameter].tensor, error);
 }
 
-void ParameterJob::leave(bool empties_gradient)
+void ParameterJob::leave(uint64_t emptied)
 {
     TensorId tensors[2 * kJobTensorsMax];
     uint32_t n = 0;
-    uint64_t emptied = empties_gradient ? uint64_t{1} << kGradient : 0;
     for (; n < turn_count; ++n) tensors[n] = shape.layouts[n].tensor;
     for (uint32_t i = 0; i < turn_count && claims_older; ++i) {
         if (i == kGradient) continue;
@@ -543,8 +576,9 @@ void ParameterJob::leave(bool empties_gradient)
     }
     owner.pipeline.tiers.unclaim(claim, tensors, n, emptied);
     MutexLock lock(owner.pipeline.mutex);
-    phase = StepPhase::kIdle;
     owner.pipeline.retire(*this);
+    if (phase == StepPhase::kJoin) forget_parts();
+    phase = StepPhase::kIdle;
     owner.left(*std::exchange(step, nullptr));
     owner.pipeline.job_gone();
 }

@@ -69,8 +69,9 @@ public:
                           uint64_t *versions_out) = 0;
 
     // A tensor for what is in another one before a step that may be undone: as large, EMPTY, known
-    // to the caller alone. kNone: there is no room for it, or the other one shares its blocks.
-    virtual TensorId make_older(TensorId tensor) = 0;
+    // to the caller alone. kNone: there is no room for it, or the other one shares its blocks and
+    // may not be `copied`.
+    virtual TensorId make_older(TensorId tensor, bool copied) = 0;
     virtual void drop_older(TensorId older) = 0;
     // Of n tensors and their older ones under one claim, up to its end: what is written under it
     // leaves the contents from before in older[i], without a transfer. Where bit i of copies_out is

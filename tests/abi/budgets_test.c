@@ -403,7 +403,7 @@ TEST(a_step_that_has_no_room_is_refused_and_changes_nothing)
     machine_close(runtime);
 }
 
-/* The same where budgets were too small at open: four blocks beside staging, five at once. */
+/* The same where budgets were too small at open: four blocks beside staging, six at once. */
 TEST(an_update_that_never_fits_is_refused_at_its_step)
 {
     machine wanted = machine_small();
@@ -412,7 +412,7 @@ TEST(an_update_that_never_fits_is_refused_at_its_step)
     stw_runtime *runtime = machine_open(&wanted);
     stw_optimizer *optimizer = four_tensors(runtime, STW_BF16, &parameter, &gradient);
     fails(stw_optimizer_step(optimizer, NULL, NULL), STW_ERROR_BUDGET,
-          "'weights' works on 5 blocks at once");
+          "'weights' works on 6 blocks at once");
     ok(stw_runtime_drain(runtime, 0));
     expect_weights(parameter, 0);
     ok(stw_optimizer_destroy(optimizer));

@@ -248,24 +248,32 @@ Status OptimizerTable::destroy_optimizer(stw_optimizer *optimizer)
     return {};
 }
 
-// An existing one if another entry for the same parameter made it.
-Status OptimizerTable::make_state(OptimizerBody &body, stw_tensor *parameter, const char *name,
-                                  bool starts_empty, residency::PlaceId home,
-                                  residency::TensorId *id_out)
+const OwnedState *OptimizerTable::find_state(const OptimizerBody &body, const stw_tensor *parameter,
+                                             const char *name)
 {
     for (const OwnedState &state : body.states) {
-        if (state.parameter != parameter || state.name != name) continue;
-        *id_out = state.tensor->id;
+        if (state.parameter == parameter && state.name == name) return &state;
+    }
+    return nullptr;
+}
+
+// An existing one if another entry for the same parameter made it.
+Status OptimizerTable::make_state(OptimizerBody &body, stw_tensor *parameter, const char *name,
+                                  const StateForm &form, residency::PlaceId home,
+                                  residency::TensorId *id_out)
+{
+    if (const OwnedState *state = find_state(body, parameter, name)) {
+        *id_out = state->tensor->id;
         return {};
     }
     stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
     const std::string full = body.name + "." + parameter->name + "." + name;
     spec.name = parameter->name.empty() ? nullptr : full.c_str();
     spec.role = STW_ROLE_OPTIMIZER_STATE;
-    spec.dtype = starts_empty ? uint32_t{STW_F32} : body.state_dtype;
+    spec.dtype = form.dtype;
     spec.dimensions = parameter->dimensions;
     std::copy(std::begin(parameter->shape), std::end(parameter->shape), std::begin(spec.shape));
-    if (!starts_empty) spec.flags = STW_TENSOR_ZERO;
+    if (form.reads_zero) spec.flags = STW_TENSOR_ZERO;
     if (body.durable) spec.flags |= STW_TENSOR_DURABLE;
     // Partitioned like its parameter, so that their shards match.
     spec.partition = STW_PARTITION_LOCAL;
@@ -273,6 +281,12 @@ Status OptimizerTable::make_state(OptimizerBody &body, stw_tensor *parameter, co
         spec.partition = sharding->is_sharded() ? uint32_t{STW_PARTITION_SHARDED}
                                                 : uint32_t{STW_PARTITION_REPLICATED};
         spec.partition_multiple = sharding->multiple;
+    }
+    if (form.is_bits) {  // of this rank's elements
+        spec.dimensions = 1;
+        spec.shape[0] = (parameter->elements + 7) / 8;
+        spec.partition = STW_PARTITION_LOCAL;
+        spec.partition_multiple = 0;
     }
     {
         MutexLock lock(dispatch_.mutex());
@@ -368,19 +382,47 @@ Status OptimizerTable::make_entry(OptimizerBody &body, const stw_optimizer_entry
     const uint64_t bytes_each = (has_master ? 4 : 0) + (body.has_average ? 4 : 0) +
                                 names.count * update::element_bytes(body.state_dtype);
     const residency::PlaceId home = home_of_states(body, bytes_each * entry.parameter->elements);
-    if (has_master) {
-        STW_TRY(make_state(body, entry.parameter, "master", true, home, &out.master));
+    const StateForm wide{STW_F32};
+    if (has_master && home == residency::kNoPlace && may_split(body, entry, out)) {
+        const StateForm bits{STW_U8, false, true};
+        STW_TRY(make_state(body, entry.parameter, kMasterLow, {STW_BF16}, home, &out.low));
+        STW_TRY(make_state(body, entry.parameter, kMasterOpen, bits, home, &out.open));
+    } else if (has_master) {
+        STW_TRY(make_state(body, entry.parameter, "master", wide, home, &out.master));
     }
     if (body.has_average) {
-        STW_TRY(make_state(body, entry.parameter, "ema", true, home, &out.average));
+        STW_TRY(make_state(body, entry.parameter, "ema", wide, home, &out.average));
     }
     out.state_count = names.count;
     for (uint32_t state = 0; state < names.count; ++state) {
-        STW_TRY(
-            make_state(body, entry.parameter, names.names[state], false, home, &out.states[state]));
+        STW_TRY(make_state(body, entry.parameter, names.names[state], {body.state_dtype, true},
+                           home, &out.states[state]));
     }
     *entry_out = out;
     return {};
+}
+
+// Whether the master is kept as what its parameter lacks. It is not where a generation would hold
+// the parts, which other ranks could not be given, where it is the program's kernel or a device
+// that reads it, and where a chunk could end within a byte of bits.
+bool OptimizerTable::may_split(const OptimizerBody &body, const stw_optimizer_entry &entry,
+                               const update::Entry &made) const
+{
+    const stw_tensor *parameter = entry.parameter;
+    if (find_state(body, parameter, "master")) return false;
+    if (find_state(body, parameter, kMasterLow)) return true;
+    if (parameter->dtype != STW_BF16 || body.durable || body.custom.update) return false;
+    if (made.element_count == 0 || made.element_count != parameter->elements) return false;
+    residency::Policy policy;
+    const bool known =
+        placement_
+            .to_policy(body.has_policy ? &body.policy : nullptr, STW_ROLE_OPTIMIZER_STATE, &policy)
+            .ok();
+    if (!known || machine_.tiers[policy.home].updates_with(body.algorithm)) return false;
+    const auto in_bytes_of_bits = [&](const stw_tensor *tensor) {
+        return pieces_.pack_offset(tensor->id) % (8 * update::element_bytes(tensor->dtype)) == 0;
+    };
+    return in_bytes_of_bits(parameter) && in_bytes_of_bits(entry.gradient);
 }
 
 Status OptimizerTable::take_parameters(OptimizerBody &body, const stw_optimizer_entry *entries,
@@ -473,13 +515,71 @@ Status OptimizerTable::set_hyper(stw_optimizer *optimizer, uint32_t group, const
 Status OptimizerTable::optimizer_state(stw_optimizer *optimizer, stw_tensor *parameter,
                                        const char *state, stw_tensor **tensor_out)
 {
-    for (const OwnedState &owned : body_of(optimizer).states) {
-        if (owned.parameter != parameter || owned.name != state) continue;
-        *tensor_out = owned.tensor;
+    OptimizerBody &body = body_of(optimizer);
+    MutexLock changes(body.changes);
+    const std::string_view name = state;
+    const bool is_part = name == kMasterLow || name == kMasterOpen;
+    if (const OwnedState *owned = is_part ? nullptr : find_state(body, parameter, state)) {
+        *tensor_out = owned->tensor;
         return {};
     }
+    if (name == "master" && find_state(body, parameter, kMasterLow))
+        return join_master(body, parameter, tensor_out);
     return Status::error(STW_ERROR_NOT_FOUND, "%s has no state '%.100s' here",
                          parameter_text(parameter->name).c_str(), state);
+}
+
+// From now on the parameter has a whole master, which the program may use like any tensor.
+Status OptimizerTable::join_master(OptimizerBody &body, stw_tensor *parameter,
+                                   stw_tensor **tensor_out)
+{
+    const size_t states_before = body.states.size();
+    Commands undone;  // the undo must not allocate
+    undone.freed_packs.reserve(1);
+    residency::TensorId master = residency::kNone;
+    STW_TRY(make_state(body, parameter, "master", {STW_F32}, residency::kNoPlace, &master));
+    bool begun = false;
+    const Status status =
+        body.optimizer->join_master(parameter->id, master, dispatch_.timeout(0), &begun);
+    if (!begun) {
+        forget_states(body, states_before, undone);
+        return sleepers_.tell_waiting(Status(status));
+    }
+    *tensor_out = find_state(body, parameter, "master")->tensor;
+    if (status.ok()) drop_parts(body, parameter);
+    return {};  // who uses it waits for what is not there yet
+}
+
+void OptimizerTable::drop_parts(OptimizerBody &body, const stw_tensor *parameter)
+{
+    for (const char *name : {kMasterLow, kMasterOpen}) {
+        const OwnedState *part = find_state(body, parameter, name);
+        stw_tensor *tensor = part->tensor;
+        if (!registry_.destroy_held(&tensor, 1, &body).ok()) continue;  // goes with the optimizer
+        body.states.erase(body.states.begin() + (part - body.states.data()));
+    }
+}
+
+Status OptimizerTable::find_tensor(const char *name, stw_tensor **tensor_out)
+{
+    Status status = registry_.find_tensor(name, tensor_out);
+    if (status.code() != STW_ERROR_NOT_FOUND) return status;
+    std::vector<OptimizerBody *> all;
+    {
+        MutexLock lock(dispatch_.mutex());
+        for (const auto &body : bodies) {
+            if (body->handle) all.push_back(body.get());
+        }
+    }
+    for (OptimizerBody *body : all) {
+        MutexLock changes(body->changes);
+        for (const OwnedState &state : body->states) {
+            if (state.name != kMasterLow) continue;
+            if (body->name + "." + state.parameter->name + ".master" != name) continue;
+            return join_master(*body, state.parameter, tensor_out);
+        }
+    }
+    return status;
 }
 
 // `updated_here` is false for an empty parameter, and for a small one whose elements are all on

@@ -17,6 +17,7 @@ struct StepResult;
 namespace stepwell {
 
 struct OptimizerBody;
+struct OwnedState;
 class Placement;
 class OwedZeros;
 class RestoredTensors;
@@ -42,6 +43,8 @@ public:
     Status set_hyper(stw_optimizer *optimizer, uint32_t group, const stw_hyper &hyper);
     Status optimizer_state(stw_optimizer *optimizer, stw_tensor *parameter, const char *state,
                            stw_tensor **tensor_out);
+    // By name, also a master that is in parts.
+    Status find_tensor(const char *name, stw_tensor **tensor_out);
     Status get_count(stw_optimizer *optimizer, stw_tensor *parameter, uint64_t *count_out);
     Status set_count(stw_optimizer *optimizer, stw_tensor *parameter, uint64_t count);
     Status optimizer_step(stw_optimizer *optimizer, const stw_update_options &options,
@@ -60,10 +63,22 @@ public:
 
 private:
     [[nodiscard]] residency::PlaceId home_of_states(const OptimizerBody &body, uint64_t bytes);
+    [[nodiscard]] bool may_split(const OptimizerBody &body, const stw_optimizer_entry &entry,
+                                 const update::Entry &made) const;
+    Status join_master(OptimizerBody &body, stw_tensor *parameter, stw_tensor **tensor_out);
+    void drop_parts(OptimizerBody &body, const stw_tensor *parameter);
     [[nodiscard]] Status check_update_room(const OptimizerBody &body,
                                            const std::vector<stw_tensor *> &parameters) const;
+    static const OwnedState *find_state(const OptimizerBody &body, const stw_tensor *parameter,
+                                        const char *name);
+    // A tensor beside the elements of a parameter.
+    struct StateForm {
+        uint32_t dtype;
+        bool reads_zero = false;
+        bool is_bits = false;  // one per element
+    };
     Status make_state(OptimizerBody &body, stw_tensor *parameter, const char *name,
-                      bool starts_empty, residency::PlaceId home, residency::TensorId *id_out);
+                      const StateForm &form, residency::PlaceId home, residency::TensorId *id_out);
     Status check_entry(const OptimizerBody &body, const stw_optimizer_entry &entry) const;
     [[nodiscard]] collective::Range own_part(const stw_optimizer_entry &entry) const;
     void tell_misses(OptimizerBody &body);

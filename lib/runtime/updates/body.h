@@ -17,6 +17,10 @@ struct OwnedState {
     stw_tensor *tensor = nullptr;
 };
 
+// The parts of a master that its parameter lacks, see update::Entry. No states of the API.
+inline constexpr const char *kMasterLow = "master_low";
+inline constexpr const char *kMasterOpen = "master_open";
+
 struct OptimizerBody : TensorHolder {
     uint32_t algorithm = 0;
     stw_optimizer *handle = nullptr;  // null once destroyed

@@ -98,12 +98,12 @@ uint64_t TierAccess::version(residency::TensorId tensor)
     return dispatch_.core.version(tensor);
 }
 
-residency::TensorId TierAccess::make_older(residency::TensorId tensor)
+residency::TensorId TierAccess::make_older(residency::TensorId tensor, bool copied)
 {
     Status refusal;
     {
         MutexLock lock(dispatch_.mutex());
-        if (dispatch_.core.blocks_of(tensor).shares) return residency::kNone;
+        if (dispatch_.core.blocks_of(tensor).shares && !copied) return residency::kNone;
         const residency::TensorSpec &of = dispatch_.core.spec(tensor);
         residency::TensorSpec spec;
         spec.name = of.name;
@@ -141,7 +141,8 @@ bool TierAccess::keep_older(const residency::TensorId *tensors, const residency:
     for (uint32_t i = 0; i < n; ++i) {
         const uint64_t its_bytes = core.spec(tensors[i]).bytes;
         bytes += its_bytes;
-        if ((core.residence(tensors[i]) >> nvme & 1) != 0) continue;
+        const bool shares = core.blocks_of(tensors[i]).shares;
+        if (!shares && (core.residence(tensors[i]) >> nvme & 1) != 0) continue;
         copies |= uint64_t{1} << i;
         copied_bytes += its_bytes;
     }

@@ -34,7 +34,7 @@ public:
                   uint64_t *versions_out) override;
     residency::Contents contents(residency::TensorId tensor) override;
     uint64_t version(residency::TensorId tensor) override;
-    residency::TensorId make_older(residency::TensorId tensor) override;
+    residency::TensorId make_older(residency::TensorId tensor, bool copied) override;
     void drop_older(residency::TensorId older) override;
     bool keep_older(const residency::TensorId *tensors, const residency::TensorId *older,
                     uint32_t n, uint64_t *copies_out) override;

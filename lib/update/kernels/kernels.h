@@ -106,6 +106,22 @@ struct Draw {
 // processor. What bf16 has stays as it is.
 void narrow_state(uint16_t *to, const float *from, uint64_t count, const Draw &draw);
 
+// What an fp32 master has beyond the bf16 it was rounded to: its lower half, and a bit where that
+// leaves the upper half open. The rounded value is the upper half, or one more where the lower half
+// is above 0x8000. Of two masters with the lower half 0x8000, a tie, one was rounded up to the
+// value that the other one has as it is: the bit tells them apart, as it tells a quiet NaN from one
+// that the rounding made quiet. One bit in 8 of a byte, the first element's the lowest.
+struct SplitMaster {
+    uint16_t *low;
+    uint8_t *open;
+};
+
+// The master that convert() made `rounded` of, to the bit. Where lower half and bit are 0, it is
+// the bf16 value alone.
+void merge_master(float *master, const uint16_t *rounded, const SplitMaster &from, uint64_t count);
+// Writes every bit of the last byte.
+void split_master(const SplitMaster &to, const float *master, uint64_t count);
+
 // ------------------------------------------------------------------------------------------ scan
 
 // Sums are taken over blocks of this many elements, counted from the beginning of the tensor.

@@ -13,6 +13,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 const Shape kEarlyShapes[] = {
     {30000, STW_F32, STW_F32, 0}, {20001, STW_BF16, STW_BF16, 0}, {5, STW_F32, STW_F32, 0},
     {50000, STW_F32, STW_F16, 0}, {9000, STW_F16, STW_F32, 0},    {41000, STW_BF16, STW_F32, 0},
+    {33001, STW_BF16, STW_BF16, 0, true},
 };
 
 Conditions alone(uint64_t seed)

@@ -286,12 +286,12 @@ uint32_t FakeTiers::olders()
 }
 
 // One that shares its blocks, as all that do not begin one do here, has none.
-TensorId FakeTiers::make_older(TensorId tensor)
+TensorId FakeTiers::make_older(TensorId tensor, bool copied)
 {
     uint64_t bytes = 0;
     {
         MutexLock lock(mutex_);
-        if (!older_room_ || tensors_[tensor].pack_offset != 0) return kNone;
+        if (!older_room_ || (tensors_[tensor].pack_offset != 0 && !copied)) return kNone;
         bytes = tensors_[tensor].bytes.size();
         ++olders_;
     }
@@ -320,7 +320,7 @@ bool FakeTiers::keep_older(const TensorId *tensors, const TensorId *older, uint3
             tensor.claims.front() != its.claims.front()) {
             fault("contents are kept without a claim");
         }
-        if ((random_() & 1) != 0) *copies_out |= uint64_t{1} << i;
+        if (tensor.pack_offset != 0 || (random_() & 1) != 0) *copies_out |= uint64_t{1} << i;
     }
     if (*copies_out != 0 && !older_copies_) return false;
     for (uint32_t i = 0; i < n; ++i) {

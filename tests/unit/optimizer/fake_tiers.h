@@ -78,7 +78,7 @@ public:
     void versions(ClaimId claim, const TensorId *tensors, uint32_t n,
                   uint64_t *versions_out) override;
     Contents contents(TensorId tensor) override;
-    TensorId make_older(TensorId tensor) override;
+    TensorId make_older(TensorId tensor, bool copied) override;
     void drop_older(TensorId older) override;
     bool keep_older(const TensorId *tensors, const TensorId *older, uint32_t n,
                     uint64_t *copies_out) override;

@@ -10,6 +10,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -28,6 +29,7 @@ struct Shape {
     uint32_t dtype = STW_F32;
     uint32_t gradient_dtype = STW_F32;
     uint64_t pack_offset = 0;  // of the parameter; the others' differ from it
+    bool splits = false;       // its master is in parts
 };
 
 // A parameter's bytes, kept beside the tiers.
@@ -117,7 +119,12 @@ public:
         };
         entry.parameter = create(shape.dtype, 0, false);
         entry.gradient = create(shape.gradient_dtype, 256, false);
-        if (has_master) entry.master = create(STW_F32, 512, false);
+        if (shape.splits) {
+            entry.low = create(STW_BF16, 512, false);
+            entry.open = tiers.create((shape.elements + 7) / 8, shape.pack_offset + 576, false);
+        } else if (has_master) {
+            entry.master = create(STW_F32, 512, false);
+        }
         if (setup_.average_decay != 0.0) entry.average = create(STW_F32, 640, false);
         stw_hyper hyper = STW_HYPER_INIT;
         hyper.momentum = with_momentum ? 0.9 : 0.0;
@@ -149,7 +156,8 @@ public:
     // What stays of it from step to step is at home on the device.
     void move_home(const Entry &entry)
     {
-        for (const TensorId tensor : {entry.parameter, entry.gradient, entry.master, entry.average})
+        for (const TensorId tensor :
+             {entry.parameter, entry.gradient, entry.master, entry.low, entry.open, entry.average})
             if (tensor != kNone) devices.move_home(tensor, kDevice);
         for (uint32_t i = 0; i < entry.state_count; ++i) {
             devices.move_home(entry.states[i], kDevice);
@@ -221,6 +229,10 @@ public:
         if (entry.master != kNone && !mirror.master.empty()) {
             EXPECT_TRUE(equal(tiers.bytes(entry.master), mirror.master.data()));
         }
+        if (entry.low != kNone && !mirror.master.empty()) {
+            const std::vector<float> master = joined(entry);
+            EXPECT_EQ(std::memcmp(master.data(), mirror.master.data(), master.size() * 4), 0);
+        }
         if (entry.average != kNone && !mirror.average.empty()) {
             EXPECT_TRUE(equal(tiers.bytes(entry.average), mirror.average.data()));
         }
@@ -230,6 +242,18 @@ public:
                              mirror.states[i].size());
             EXPECT_TRUE(equal(tiers.bytes(entry.states[i]), expected.data())) << i;
         }
+    }
+    // The master of an entry that has it in parts.
+    std::vector<float> joined(const Entry &entry)
+    {
+        std::vector<uint8_t> values = tiers.bytes(entry.parameter);
+        std::vector<uint8_t> low = tiers.bytes(entry.low);
+        std::vector<uint8_t> open = tiers.bytes(entry.open);
+        std::vector<float> master(values.size() / 2);
+        kernels::merge_master(master.data(), reinterpret_cast<uint16_t *>(values.data()),
+                              {reinterpret_cast<uint16_t *>(low.data()), open.data()},
+                              master.size());
+        return master;
     }
     Status step_and_wait(StepOptions options = {}, StepResult *result = nullptr)
     {

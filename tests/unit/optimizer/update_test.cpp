@@ -8,11 +8,12 @@
 namespace stepwell::update::test {
 namespace {
 
-const Shape kShapes[] = {
+const Shape kUpdateShapes[] = {
     {10000, STW_F32, STW_F32, 0},        {12345, STW_BF16, STW_F32, 1024},
     {777, STW_F16, STW_F16, 8192},       {1, STW_F32, STW_BF16, 4096},
     {40000, STW_BF16, STW_BF16, 0},      {4096, STW_F16, STW_F32, 0},
-    {5000, STW_F32, STW_F16, 15 * 1024},
+    {5000, STW_F32, STW_F16, 15 * 1024}, {30001, STW_BF16, STW_F32, 1024, true},
+    {9, STW_BF16, STW_BF16, 8192, true},
 };
 
 void train(const Conditions &setup)
@@ -23,7 +24,7 @@ void train(const Conditions &setup)
     stw_hyper hyper = some_hyper(setup.algorithm);
     ASSERT_TRUE(world.optimizer->set_hyper(0, hyper).ok());
     std::vector<Entry> entries;
-    for (const Shape &shape : kShapes) entries.push_back(world.add(shape));
+    for (const Shape &shape : kUpdateShapes) entries.push_back(world.add(shape));
     // On the host and on the device in turn, and some that change between steps.
     for (size_t i = setup.seed % 3; i < entries.size(); i += 2) world.move_home(entries[i]);
     for (uint64_t step = 1; step <= 3; ++step) {

@@ -545,11 +545,12 @@ void ParameterJob::end_update()
 }
 
 // An update that never began (its gradient cannot be read, for example) leaves its tensors
-// unchanged. The parameter is then one step behind, so reads of it are refused.
+// unchanged. The parameter is then one step behind, so reads of it are refused. One that is to be
+// undone has changed all of them already.
 void ParameterJob::tell_failure()
 {
     Tiers &tiers = owner.pipeline.tiers;
-    if (open) {
+    if (open || undoes) {
         for (uint32_t i = 0; i < turn_count; ++i) {
             if (i != kGradient) tiers.fail(shape.layouts[i].tensor, error);
         }

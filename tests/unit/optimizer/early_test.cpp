@@ -315,6 +315,27 @@ TEST(EarlyUpdate, AFailureFailsItsParameterAlone)
     EXPECT_EQ(two.world.tiers.failed(two.entries[0].parameter), STW_ERROR_IO);
 }
 
+// What cannot be set back has contents that no verdict accepted, from its first block on.
+TEST(EarlyUpdate, WhatCannotBeUndoneFails)
+{
+    for (const bool skips : {false, true}) {
+        TwoParameters two;
+        ASSERT_TRUE(two.early(0).ok());
+        ASSERT_TRUE(two.world.optimizer->wait(UINT64_MAX).ok());
+        two.world.tiers.refuse(two.entries[0].states[0], 0, STW_ERROR_IO);
+        StepOptions options;
+        options.clip_norm = 0.5;
+        if (skips) {
+            two.world.tiers.refuse(two.entries[1].gradient, 0, STW_ERROR_CHECKSUM);
+        }
+        EXPECT_EQ(two.world.step_and_wait(options).code(),
+                  skips ? STW_ERROR_CHECKSUM : STW_ERROR_IO);
+        EXPECT_EQ(two.world.tiers.failed(two.entries[0].parameter), STW_ERROR_IO);
+        for (uint32_t i = 0; i < two.entries[0].state_count; ++i)
+            EXPECT_EQ(two.world.tiers.failed(two.entries[0].states[i]), STW_ERROR_IO);
+    }
+}
+
 // The call ends, and the verdict comes all the same.
 TEST(EarlyUpdate, AVerdictGoesOnWithoutItsCall)
 {

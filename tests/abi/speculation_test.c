@@ -254,6 +254,28 @@ TEST(what_is_not_speculated_is_said)
     machine_close(runtime);
 }
 
+/* To undo an update takes more blocks at once than to do it. */
+TEST(a_budget_that_holds_an_update_holds_a_verdict)
+{
+    for (uint32_t blocks = 4; blocks <= 7; ++blocks) {
+        machine now = small_host();
+        now.device_blocks = 0, now.host_blocks = blocks;
+        stw_runtime *runtime = machine_open_as(now);
+        trainee here = trainee_in(runtime, STW_F32);
+        uint64_t undone = 0;
+        for (int step = 0; step < 4; ++step) {
+            give_gradients(&here, step, 0);
+            for (int i = 0; i < PARAMETERS; ++i) early_step(&here, i);
+            ok(stw_runtime_drain(runtime, 0));
+            undone += verdict(&here, 1e-3).undone;
+            ok(stw_runtime_drain(runtime, 0));
+        }
+        assert_int_equal(undone > 0, blocks == 7);
+        trainee_leave(&here);
+        machine_close(runtime);
+    }
+}
+
 static char directory[64];
 
 static machine kept_in_directory(uint32_t flags)

@@ -14,6 +14,28 @@
 #include "lib/support/assert.h"
 
 namespace stepwell {
+namespace {
+
+// Older contents are read to the host tier, unless it has no budget or their policy does not allow
+// it; the others are wherever they were updated.
+bool may_undo(const residency::Core &core, const memory::TierSet &tiers,
+              const residency::TensorId *older, uint32_t n)
+{
+    const residency::PlaceId host = tiers.host();
+    for (residency::PlaceId place = 0; place <= host; ++place) {
+        const uint64_t room = core.budget_blocks(place);
+        if (!tiers[place].cpu_access || room == 0) continue;
+        uint32_t needed = n + 1;
+        for (uint32_t i = 0; i < n; ++i) {
+            const bool to_host = (core.spec(older[i]).policy.allowed >> host & 1) != 0;
+            needed += place == host || !to_host || core.budget_blocks(host) == 0 ? 1 : 0;
+        }
+        if (needed > room) return false;
+    }
+    return true;
+}
+
+}  // namespace
 
 uint64_t TierAccess::block_bytes() const
 {
@@ -128,13 +150,15 @@ void TierAccess::drop_older(residency::TensorId older)
 }
 
 // A tensor that is all at nvme leaves its older contents in the slots that they have there; of
-// another one they are copied in memory, where that is the smaller part or there is free room.
+// another one they are copied in memory, where that is the smaller part or there is free room. To
+// undo the update takes a block of each older one at once, beside those of an update.
 bool TierAccess::keep_older(const residency::TensorId *tensors, const residency::TensorId *older,
                             uint32_t n, uint64_t *copies_out)
 {
     const residency::PlaceId nvme = machine_.tiers.nvme();
     MutexLock lock(dispatch_.mutex());
     Core &core = dispatch_.core;
+    if (!may_undo(core, machine_.tiers, older, n)) return false;
     uint64_t copies = 0;
     uint64_t copied_bytes = 0;
     uint64_t bytes = 0;

@@ -389,7 +389,10 @@ Result<uint64_t> Optimizer::count(TensorId parameter) const
     const bool empty = pipeline.tiers.contents(gradient) == Contents::kEmpty;
     MutexLock lock(pipeline.mutex);
     const bool updates = job.phase == StepPhase::kUpdate && !job.empty && !empty;
-    return job.count + (updates && job.count == before.value() ? 1 : 0);
+    const Step *const step = job.step;
+    const bool accepted = step != nullptr && !step->early && step->known && !step->gives_back &&
+                          is_measured(job.phase);
+    return job.count + ((updates || accepted) && job.count == before.value() ? 1 : 0);
 }
 
 std::vector<TensorId> Optimizer::tensors(TensorId parameter) const

@@ -3,7 +3,9 @@
 // all tensors have the bits of a step that waited for it.
 #include "tests/unit/optimizer/model.h"
 
+#include <algorithm>
 #include <cmath>
+#include <thread>
 
 namespace stepwell::update::test {
 namespace {
@@ -334,6 +336,33 @@ TEST(EarlyUpdate, WhatCannotBeUndoneFails)
         for (uint32_t i = 0; i < two.entries[0].state_count; ++i)
             EXPECT_EQ(two.world.tiers.failed(two.entries[0].states[i]), STW_ERROR_IO);
     }
+}
+
+// Though it still runs.
+TEST(EarlyUpdate, CountsFromItsVerdictOn)
+{
+    TwoParameters two(39);  // with a window that holds both
+    const TensorId parameter = two.entries[0].parameter;
+    two.world.tiers.open_view(two.entries[0].states[0]);
+    ASSERT_TRUE(two.early(0).ok());
+    const auto is_update = [parameter](const FakeTiers::Event &event) {
+        return event.kind == FakeTiers::Event::kFetch && event.tensor == parameter;
+    };
+    for (bool begun = false; !begun; std::this_thread::yield()) {
+        const std::vector<FakeTiers::Event> events = two.world.tiers.events();
+        begun = std::any_of(events.begin(), events.end(), is_update);
+    }
+    EXPECT_EQ(two.world.optimizer->count(parameter).value(), 0u);
+    StepOptions options;
+    options.wants_verdict = true;
+    StepResult result;
+    ASSERT_TRUE(two.world.optimizer->step(options, &result).ok());
+    EXPECT_EQ(two.world.optimizer->count(parameter).value(), 1u);
+    two.world.tiers.close_view(two.entries[0].states[0]);
+    ASSERT_TRUE(two.world.optimizer->wait(UINT64_MAX).ok());
+    EXPECT_EQ(two.world.optimizer->count(parameter).value(), 1u);
+    ASSERT_TRUE(two.world.optimizer->result(&result).ok());
+    EXPECT_EQ(result.early, 1u);
 }
 
 // The call ends, and the verdict comes all the same.

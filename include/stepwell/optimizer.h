@@ -235,12 +235,12 @@ typedef struct stw_update_result {
  * step alone, with its options and hyper-parameters. Older contents take room: of tensors at nvme
  * their old slots there, without a transfer; of others a copy, where that is small or free. A
  * parameter without that room, with a custom update, on a device that updates, smaller than a
- * block, or without states yet, is updated after the verdict; so are all while more than 6 of the
- * last 64 verdicts were others. Until the verdict fetches, reads and writes of these parameters,
- * their gradients and states wait, commits are BUSY, drains do not wait, and gradients are kept.
- * result_out, STW_UPDATE_WAIT and STW_UPDATE_MEASURE, a parameter twice before its verdict, and a
- * next step that leaves one out or only measures, are INVALID. Over ranks it has no effect: all
- * parameters are updated after the verdict.
+ * block, or with a master that has no contents yet, is updated after the verdict; so are all while
+ * more than 6 of the last 64 verdicts were others. Until the verdict fetches, reads and writes of
+ * these parameters, their gradients and states wait, commits are BUSY, drains do not wait, and
+ * gradients are kept. result_out, STW_UPDATE_WAIT and STW_UPDATE_MEASURE, a parameter twice before
+ * its verdict, and a next step that leaves one out or only measures, are INVALID. Over ranks it
+ * has no effect: all parameters are updated after the verdict.
  *
  * An update that fails after the call fails only its parameter and states, as each may be half
  * updated: fetches return the cause until all of it is written again. One that could not begin (its

@@ -108,25 +108,26 @@ void ParameterJob::copy_older(const Chunk &chunk, const Part &part) const
     }
 }
 
-// It waits for its verdict, or has it.
+// It waits for its verdict, or has it. A failed one does as well, so that its gradient is in the
+// norm of the others: the update by the verdict is refused for the same cause.
 void ParameterJob::end_early()
 {
-    const bool updated = error.ok() && !empty;
-    if (!error.ok()) tell_failure();
+    const bool updated = error.ok();
+    if (!updated) tell_failure();
     bool leaves = false;
+    bool fails = false;
     {
         MutexLock lock(owner.pipeline.mutex);
-        phase = updated ? StepPhase::kUpdated : StepPhase::kIdle;
-        if (!error.ok() && step->failure.ok()) step->failure = error;
-        if (!updated && step->known) --step->result.updated;
+        phase = updated ? StepPhase::kUpdated : StepPhase::kVerdict;
+        if (!updated && step->failure.ok()) step->failure = error;
+        error = Status();
+        fails = !updated && step->known;
+        if (fails) --step->result.updated;
         if (updated && step->known) leaves = owner.apply(*this, *step);
-        if (updated && step->early) owner.park(*this);
+        if (step->early) owner.park(*this);
     }
-    if (!updated) {
-        leave(0);
-    } else if (leaves) {
-        leave_decided();
-    }
+    if (fails) leave(0);
+    if (leaves) leave_decided();
 }
 
 // Nothing was updated after all.

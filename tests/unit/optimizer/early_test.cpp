@@ -13,8 +13,12 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 const Shape kEarlyShapes[] = {
-    {30000, STW_F32, STW_F32, 0}, {20001, STW_BF16, STW_BF16, 0}, {5, STW_F32, STW_F32, 0},
-    {50000, STW_F32, STW_F16, 0}, {9000, STW_F16, STW_F32, 0},    {41000, STW_BF16, STW_F32, 0},
+    {30000, STW_F32, STW_F32, 0},
+    {20001, STW_BF16, STW_BF16, 0},
+    {5, STW_F32, STW_F32, 0},
+    {50000, STW_F32, STW_F16, 0},
+    {9000, STW_F16, STW_F32, 0},
+    {41000, STW_BF16, STW_F32, 0},
     {33001, STW_BF16, STW_BF16, 0, true},
 };
 
@@ -310,6 +314,7 @@ TEST(EarlyUpdate, AFailureFailsItsParameterAlone)
     ASSERT_TRUE(two.early(1).ok());
     ASSERT_TRUE(two.world.optimizer->wait(UINT64_MAX).ok());
     EXPECT_EQ(two.world.tiers.failed(two.entries[0].parameter), STW_ERROR_IO);
+    EXPECT_TRUE(two.world.tiers.claimed(two.entries[0].gradient)) << "the norm has it";
     StepResult result;
     EXPECT_EQ(two.world.step_and_wait({}, &result).code(), STW_ERROR_IO);
     two.world.expect_update(two.entries[1], STW_HYPER_INIT, 1, 1.0);

@@ -219,6 +219,7 @@ struct Step {
     bool known = false;       // the verdict
     bool gives_back = false;  // which is that nothing is updated
     bool scans = false;
+    bool judges = false;  // somebody wants its verdict, or it clips or skips
     bool early = false;
     double scale = 1.0;  // of gradients; with the clip once that is known
     double clip_norm = 0.0;

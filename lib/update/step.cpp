@@ -202,7 +202,8 @@ Step &Optimizer::Parts::prepare(const StepOptions &options)
     step.asked = true;
     step.flags = options.flags;
     // A step that others left parameters to is their verdict, whatever else is asked of it.
-    step.scans = early || has_verdict(options) || early_steps > 0;
+    step.judges = has_verdict(options);
+    step.scans = early || step.judges || early_steps > 0;
     step.agreement = step.scans ? options.agreement : nullptr;
     if (step.agreement != nullptr) step.agreement->adopted = true;
     step.active = !chosen.empty() || step.agreement != nullptr;
@@ -419,6 +420,7 @@ bool Optimizer::Parts::apply(ParameterJob &job, Step &step)
         part->states_used = states_needed(part->hyper);
     }
     job.undoes = was_early;
+    job.error = Status();
     step.result.undone += was_early ? 1 : 0;
     pipeline.totals.undone += was_early ? 1 : 0;
     job.begin(step.gives_back ? StepPhase::kRestore : StepPhase::kUpdate);
@@ -431,6 +433,8 @@ bool Optimizer::Parts::go_ahead(Step &step, const Verdict &all)
 {
     const uint64_t with_gradient = std::exchange(step.result.updated, 0);
     if (step.verdict.ok()) step.verdict = all.status;
+    // Without a verdict a gradient that cannot be read is its own parameter's affair.
+    if (!step.judges) step.verdict = Status();
     if (!step.verdict.ok()) return false;
     const kernels::FloatEnvironment environment;
     double raw = step.infinity_norm ? all.maximum : all.sum;

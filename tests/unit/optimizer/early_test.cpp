@@ -305,6 +305,22 @@ TEST(EarlyUpdate, WhatCannotBeReadIsTheVerdictsError)
     }
 }
 
+// Where nobody asks for a verdict, the others are updated all the same.
+TEST(EarlyUpdate, WhatCannotBeReadDropsNoOther)
+{
+    TwoParameters two;
+    two.world.tiers.refuse(two.entries[0].gradient, 50, STW_ERROR_CHECKSUM);
+    ASSERT_TRUE(two.early(0).ok());
+    ASSERT_TRUE(two.early(1).ok());
+    ASSERT_TRUE(two.world.optimizer->wait(UINT64_MAX).ok());
+    two.world.tiers.refuse(two.entries[0].gradient, 60, STW_ERROR_IO);
+    EXPECT_EQ(two.world.step_and_wait().code(), STW_ERROR_IO);
+    EXPECT_EQ(two.world.tiers.missed(two.entries[0].parameter).code(), STW_ERROR_IO);
+    two.world.expect_same(two.entries[0]);
+    two.world.expect_update(two.entries[1], STW_HYPER_INIT, 1, 1.0);
+    two.world.expect_same(two.entries[1]);
+}
+
 // A failed update fails its parameter, early or not; another one's verdict is its own.
 TEST(EarlyUpdate, AFailureFailsItsParameterAlone)
 {

@@ -531,9 +531,9 @@ class Files(Case):
         self.assertEqual(status, 0, printed)
         grown = int(printed.split()[-1])
         # The device budget of 6 MiB, half of it again in adopted gradients, two weights of 1 MiB
-        # on their way, and 11 for activations, threads and slices; the model has 48, and 96 with
+        # on their way, and 13 for activations, threads and slices; the model has 48, and 96 with
         # gradients.
-        self.assertLess(grown, 22 * support.MIB)
+        self.assertLess(grown, 24 * support.MIB)
 
 def trained(model, optimizer, scheduler, steps):
     for _ in range(steps):

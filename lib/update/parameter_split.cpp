@@ -94,7 +94,7 @@ void ParameterJob::end_join()
     leave(uint64_t{1} << kLow | uint64_t{1} << kOpen);
 }
 
-// Nobody has a turn at them any more.
+// No job has a turn at the parts any more.
 void ParameterJob::forget_parts()
 {
     shape.layouts[kOthers] = shape.layouts[turn_count - 1];

@@ -74,9 +74,9 @@ public:
     virtual TensorId make_older(TensorId tensor, bool copied) = 0;
     virtual void drop_older(TensorId older) = 0;
     // Of n tensors and their older ones under one claim, up to its end: what is written under it
-    // leaves the contents from before in older[i], without a transfer. Where bit i of copies_out is
-    // set that cannot be, and whoever writes copies first. False: there is no room for such copies,
-    // and nothing is kept.
+    // leaves the contents from before in older[i], without a transfer. Where that is not possible
+    // bit i of copies_out is set, and the caller copies tensor i to older[i] before it writes.
+    // False: there is no room for these copies, and nothing is kept.
     virtual bool keep_older(const TensorId *tensors, const TensorId *older, uint32_t n,
                             uint64_t *copies_out) = 0;
 

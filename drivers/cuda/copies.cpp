@@ -8,16 +8,6 @@ namespace stepwell::drivers::cuda {
 namespace {
 
 constexpr uint32_t kAtOnce = 64;  // copies of one call
-// Average size up to which one call costs less than a call for each: a large copy hides the cost of
-// its own.
-constexpr uint64_t kSmallBytes = 512 << 10;
-
-bool are_small(const stw_memory_copy *copies, uint32_t n)
-{
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < n; ++i) bytes += copies[i].bytes;
-    return bytes <= n * kSmallBytes;
-}
 
 }  // namespace
 
@@ -97,7 +87,7 @@ int Copies::several(bool up, const stw_memory_copy *copies, uint32_t n, uint64_t
 int Copies::enqueue(bool up, StreamHandle stream, const stw_memory_copy *copies, uint32_t n)
 {
     const BatchApi &api = context_.library().batch;
-    if (n == 1 || !batches_.load(std::memory_order_relaxed) || !are_small(copies, n))
+    if (n == 1 || !batches_.load(std::memory_order_relaxed))
         return one_by_one(up, stream, copies, n);
     Address to[kAtOnce];
     Address from[kAtOnce];

@@ -103,8 +103,11 @@ class File {
 public:
     File(const std::string &directory, uint64_t bytes, uint64_t piece)
     {
-        descriptor_ = open(directory.c_str(), O_TMPFILE | O_RDWR | O_DIRECT | O_CLOEXEC, 0600);
-        if (descriptor_ < 0) bench::give_up(directory + ": " + std::strerror(errno));
+        // cuFile refuses O_TMPFILE.
+        std::string path = directory + "/stepwell-XXXXXX";
+        descriptor_ = mkostemp(path.data(), O_DIRECT | O_CLOEXEC);
+        if (descriptor_ < 0) bench::give_up(path + ": " + std::strerror(errno));
+        unlink(path.c_str());
         void *memory = nullptr;
         if (posix_memalign(&memory, 4096, piece) != 0) bench::give_up("no memory for a piece");
         auto *words = static_cast<uint32_t *>(memory);

@@ -33,6 +33,11 @@ STW_CODE float float_of(uint32_t bits)
     return __uint_as_float(bits);
 }
 
+STW_CODE double double_of(uint64_t bits)
+{
+    return __longlong_as_double(static_cast<long long>(bits));
+}
+
 STW_CODE float square_root(float value)
 {
     return sqrtf(value);  // to nearest, by -prec-sqrt=true
@@ -112,6 +117,11 @@ inline uint32_t bits_of(float value)
 inline float float_of(uint32_t bits)
 {
     return std::bit_cast<float>(bits);
+}
+
+inline double double_of(uint64_t bits)
+{
+    return std::bit_cast<double>(bits);
 }
 
 inline float square_root(float value)

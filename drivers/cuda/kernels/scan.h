@@ -5,11 +5,16 @@
 // j+2, j+1.
 //
 // So a run has 16 chains of 256 additions, and no thread can help another with a chain. A thread
-// has 4 bytes of a row of 16 elements: one chain of fp32, or two of a 16-bit dtype. While it adds
-// 16 rows it loads the next 16; without that explicit order the compiler would load them one by
-// one when needed. With the 1,152 threads that its registers allow on an SM, 74 kB are in flight,
-// and the rows of a warp are complete sectors. Nothing is staged: each byte is needed once, by one
-// thread. A short range takes as long as one run, so a launch should cover all adjacent ranges.
+// has 4 bytes of a row of 16 elements: one chain of fp32, or two of a 16-bit dtype, and loads 32
+// rows ahead. Of 2^25 elements of a 16-bit dtype an SM of an H200 has no more than 500 threads;
+// with 28 rows of each 56 kB are in flight. The rows of a warp are complete sectors. Nothing is
+// staged: each byte is needed once, by one thread. A short range takes as long as one run, so a
+// launch should cover all adjacent ranges.
+//
+// So few threads leave each of them some 15 instructions for an element, and they may not wait for
+// each other. Therefore elements are taken for finite, and become doubles by a shift and an exact
+// multiplication: the conversion of fp32 is a fourth as fast and its latency varies. If the largest
+// magnitude is not finite then, the thread reads its part of the run once more, with care.
 #pragma once
 
 #include "drivers/cuda/kernels/arguments.h"
@@ -20,24 +25,36 @@ namespace stepwell::drivers::cuda {
 inline constexpr uint32_t kScanThreads = 64;  // of a thread block
 inline constexpr uint32_t kScanLanes = 16;
 inline constexpr uint32_t kScanRows = kScanElements / kScanLanes;
-inline constexpr uint32_t kScanBatch = 16;  // rows
-static_assert(kScanRows % kScanBatch == 0);
+inline constexpr uint32_t kScanAhead = 32;  // rows
+inline constexpr uint32_t kScanBatch = 8;   // rows loaded at once
+static_assert(kScanRows % kScanAhead == 0 && kScanAhead % kScanBatch == 0);
 
-// Elements without sign: from kInfinite on they are not finite; value() is for the others.
+// Elements without sign, shifted to the left by kUp: from kInfinite on they are not finite;
+// value() is for the others. Shifted further, by kDouble, exponent and mantissa are where those of
+// a double are, which lacks a factor for the difference of the biases; denormals become denormals.
 struct ScanF32 {
     using Stored = uint32_t;
+    static constexpr uint32_t kUp = 0;
+    static constexpr uint32_t kDouble = 29;
+    static constexpr double kFactor = 0x1p896;
     static constexpr uint32_t kInfinite = kInfinity;
     STW_CODE static float value(uint32_t magnitude) { return float_of(magnitude); }
 };
 struct ScanF16 {
     using Stored = uint16_t;
-    static constexpr uint32_t kInfinite = 0x7C00;
-    STW_CODE static float value(uint32_t magnitude) { return magnitude_of_f16(magnitude); }
+    static constexpr uint32_t kUp = 10;
+    static constexpr uint32_t kDouble = 32;
+    static constexpr double kFactor = 0x1p1008;
+    static constexpr uint32_t kInfinite = 0x7C00 << kUp;
+    STW_CODE static float value(uint32_t magnitude) { return magnitude_of_f16(magnitude >> kUp); }
 };
 struct ScanBf16 {
     using Stored = uint16_t;
-    static constexpr uint32_t kInfinite = kInfinity >> 16;
-    STW_CODE static float value(uint32_t magnitude) { return from_bf16(magnitude); }
+    static constexpr uint32_t kUp = 13;
+    static constexpr uint32_t kDouble = 32;
+    static constexpr double kFactor = 0x1p896;
+    static constexpr uint32_t kInfinite = (kInfinity >> 16) << kUp;
+    STW_CODE static float value(uint32_t magnitude) { return from_bf16(magnitude >> kUp); }
 };
 
 // How threads share the runs: lanes to a thread, threads to a run, runs to a thread block.
@@ -58,14 +75,25 @@ template <class Element> class ScanTally {
 public:
     static constexpr uint32_t kLanes = ScanShape<Element>::kLanes;
 
-    // One row's word, or its first `lanes` lanes.
+    // The first `lanes` lanes of one row's word.
     STW_CODE void add(uint32_t word, uint32_t lanes)
     {
         STW_UNROLL
         for (uint32_t lane = 0; lane < kLanes; ++lane) {
-            if (lane < lanes) add_element(lane, word >> (kBits * lane) & kMagnitudeMask);
+            const uint32_t any = magnitude(word, lane);
+            const bool finite = any < Element::kInfinite;
+            if (lane < lanes) add_element(lane, finite ? any : 0);
+            if (lane < lanes && !finite) ++nonfinite_;
         }
     }
+
+    // One row's word. All results are wrong if all_finite() is false then.
+    STW_CODE void add_finite(uint32_t word)
+    {
+        STW_UNROLL
+        for (uint32_t lane = 0; lane < kLanes; ++lane) add_element(lane, magnitude(word, lane));
+    }
+    STW_CODE bool all_finite() const { return maximum_ < Element::kInfinite; }
 
     STW_CODE void put(ScanMemory &memory, uint32_t thread) const
     {
@@ -78,18 +106,19 @@ public:
     }
 
 private:
-    STW_CODE void add_element(uint32_t lane, uint32_t magnitude)
+    STW_CODE static uint32_t magnitude(uint32_t word, uint32_t lane)
     {
-        const bool finite = magnitude < Element::kInfinite;
-        const uint32_t kept = finite ? magnitude : 0;
-        nonfinite_ += finite ? 0 : 1;
-        maximum_ = maximum_ < kept ? kept : maximum_;
-        const double value = Element::value(kept);
-        sums_[lane] += value * value;  // the square is exact
+        constexpr uint32_t kMask = kMagnitude >> (32 - 32 / kLanes) << Element::kUp;
+        return (lane == 0 ? word << Element::kUp : word >> (16 - Element::kUp)) & kMask;
     }
 
-    static constexpr uint32_t kBits = 32 / kLanes;
-    static constexpr uint32_t kMagnitudeMask = kMagnitude >> (32 - kBits);
+    STW_CODE void add_element(uint32_t lane, uint32_t magnitude)
+    {
+        maximum_ = maximum_ < magnitude ? magnitude : maximum_;
+        // Both products are exact.
+        const double value = double_of(uint64_t{magnitude} << Element::kDouble) * Element::kFactor;
+        sums_[lane] += value * value;
+    }
 
     double sums_[kLanes] = {};
     uint32_t nonfinite_ = 0;
@@ -104,27 +133,26 @@ STW_CODE uint32_t load_row(const typename Element::Stored *from, bool whole)
     return load_word<uint16_t>(from) | uint32_t{load_word<uint16_t>(from + 1)} << 16;
 }
 
-// For a run with all rows of this thread.
+// For a run with all rows of this thread, if all are finite.
 template <class Element>
 STW_CODE void scan_run(const typename Element::Stored *from, bool whole, ScanTally<Element> &tally)
 {
-    uint32_t words[kScanBatch];
-    uint32_t ahead[kScanBatch];
+    uint32_t words[kScanAhead];
     STW_UNROLL
-    for (uint32_t i = 0; i < kScanBatch; ++i) {
-        ahead[i] = load_row<Element>(from + i * kScanLanes, whole);
+    for (uint32_t i = 0; i < kScanAhead; ++i) {
+        words[i] = load_row<Element>(from + i * kScanLanes, whole);
     }
-    for (uint32_t row = kScanBatch; row <= kScanRows; row += kScanBatch) {
+    for (uint32_t row = kScanAhead; row <= kScanRows; row += kScanAhead) {
         STW_UNROLL
-        for (uint32_t i = 0; i < kScanBatch; ++i) words[i] = ahead[i];
-        if (row < kScanRows) {
+        for (uint32_t batch = 0; batch < kScanAhead; batch += kScanBatch) {
             STW_UNROLL
-            for (uint32_t i = 0; i < kScanBatch; ++i) {
-                ahead[i] = load_row<Element>(from + (row + i) * kScanLanes, whole);
+            for (uint32_t i = batch; i < batch + kScanBatch; ++i) tally.add_finite(words[i]);
+            if (row == kScanRows) continue;
+            STW_UNROLL
+            for (uint32_t i = batch; i < batch + kScanBatch; ++i) {
+                words[i] = load_row<Element>(from + (row + i) * kScanLanes, whole);
             }
         }
-        STW_UNROLL
-        for (uint32_t i = 0; i < kScanBatch; ++i) tally.add(words[i], ScanTally<Element>::kLanes);
     }
 }
 
@@ -146,13 +174,16 @@ STW_CODE ScanTally<Element> scan_lanes(const typename Element::Stored *from, uin
 {
     constexpr uint32_t kWhole = (kScanRows - 1) * kScanLanes + ScanTally<Element>::kLanes;
     ScanTally<Element> tally;
-    if (length < kWhole) {
-        scan_rest(from, length, tally);
-    } else if (sizeof(*from) == 4 || reinterpret_cast<uintptr_t>(from) % 4 == 0) {
-        scan_run(from, true, tally);
-    } else {
-        scan_run(from, false, tally);
+    if (length >= kWhole) {
+        if (sizeof(*from) == 4 || reinterpret_cast<uintptr_t>(from) % 4 == 0) {
+            scan_run(from, true, tally);
+        } else {
+            scan_run(from, false, tally);
+        }
+        if (tally.all_finite()) return tally;
+        tally = {};
     }
+    scan_rest(from, length, tally);
     return tally;
 }
 
@@ -174,25 +205,27 @@ STW_CODE void scan_runs(Block &block, const ScanArguments &arguments, uint64_t f
         tally.put(memory, thread);
     });
     block.barrier();
-    for (uint32_t half = kScanLanes / 2; half != 0; half /= 2) {
-        block.each_thread([&](uint32_t thread) {
-            for (uint32_t i = thread; i < Shape::kRuns * half; i += kScanThreads) {
-                const uint32_t lane = i / half * kScanLanes + i % half;
-                memory.sums[lane] += memory.sums[lane + half];
-            }
-        });
-        block.barrier();
-    }
     block.each_thread([&](uint32_t thread) {
         const uint64_t run = first + thread;
         if (thread >= Shape::kRuns || run * kScanElements >= arguments.count) return;
+        double sums[kScanLanes];
+        STW_UNROLL
+        for (uint32_t i = 0; i < kScanLanes; ++i) sums[i] = memory.sums[thread * kScanLanes + i];
+        STW_UNROLL
+        for (uint32_t step = 1; kScanLanes >> step != 0; ++step) {
+            const uint32_t half = kScanLanes >> step;
+            STW_UNROLL
+            for (uint32_t i = 0; i < kScanLanes / 2; ++i) {
+                if (i < half) sums[i] += sums[i + half];
+            }
+        }
         uint32_t nonfinite = 0;
         float maximum = 0.0F;
         for (uint32_t i = thread * Shape::kThreads; i < (thread + 1) * Shape::kThreads; ++i) {
             nonfinite += memory.nonfinite[i];
             if (memory.maximum[i] > maximum) maximum = memory.maximum[i];
         }
-        global<double>(arguments.sums)[run] = memory.sums[thread * kScanLanes];
+        global<double>(arguments.sums)[run] = sums[0];
         global<ScanCounts>(arguments.counts)[run] = {nonfinite, maximum};
     });
     block.barrier();  // the next runs use the memory again

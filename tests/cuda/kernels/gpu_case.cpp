@@ -101,7 +101,10 @@ void add_maps(std::vector<GpuCase> &cases, GpuCase c)
     }
     if (c.to_dtype == STW_F32) {
         c.kernel = Kernel::kScan;
-        cases.push_back(c);
+        for (const uint32_t finite : {0, 1}) {
+            c.variant = finite;
+            cases.push_back(c);
+        }
     }
 }
 
@@ -225,6 +228,10 @@ void Arena::fill_any(unsigned char *memory, uint64_t seed) const
                 bits = slot.dtype == STW_F16 ? (bits & 0x83FF) | 0x3800
                                              : (bits & 0x807FFFFF) | 0x3F000000;
                 if (slot.dtype == STW_BF16) bits >>= 16;
+            }
+            if (case_.kernel == Kernel::kScan && case_.variant != 0) {
+                // Without an upper bit of the exponent no number is infinite.
+                bits &= slot.dtype == STW_F16 ? 0xBFFFU : 0xBFFFBFFFU;
             }
             std::memcpy(memory + slot.offset + i * bytes, &bits, bytes);
         }

@@ -18,7 +18,7 @@ struct GpuCase {
     uint32_t states_dtype;  // of updates
     uint64_t count;
     uint64_t offset;   // of the arrays from a boundary, in elements
-    uint32_t variant;  // decay and flags of updates, the mode of sums
+    uint32_t variant;  // decay and flags of updates, the mode of sums, 1 for finite scans
 };
 
 // All there are of small sizes: dtypes, alignments, lengths around what the kernels handle at once.

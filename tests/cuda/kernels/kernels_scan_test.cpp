@@ -73,6 +73,24 @@ Array gradient_of(uint32_t dtype, uint64_t count, uint64_t offset, uint64_t seed
     return gradient;
 }
 
+// Of infinities and NaNs.
+uint32_t exponent_of(uint32_t dtype)
+{
+    if (dtype == STW_F32) return 0x7F800000;
+    return dtype == STW_BF16 ? 0x7F80 : 0x7C00;
+}
+
+// Any finite bits, denormals and the largest ones among them.
+void make_finite(Array &gradient, Random &random)
+{
+    mix(gradient, random);
+    const uint32_t exponent = exponent_of(gradient.dtype());
+    for (uint64_t i = 0; i < gradient.count(); ++i) {
+        const uint32_t bits = gradient.bits(i);
+        if ((bits & exponent) == exponent) gradient.set_bits(i, bits ^ (exponent & (0 - exponent)));
+    }
+}
+
 class CudaScan : public kernels::test::KernelTest {};
 
 TEST_F(CudaScan, HasTheBitsOfTheProcessor)
@@ -93,6 +111,34 @@ TEST_F(CudaScan, HasTheBitsOfTheProcessor)
                     kernels::force_target_for_test(target);
                     expect_same(scan_on_processor(gradient), found);
                 }
+            }
+        }
+    }
+}
+
+// Runs without and with a non-finite element are read in different ways.
+TEST_F(CudaScan, HasTheBitsOfTheProcessorForFiniteRunsAndForOneElementThatIsNot)
+{
+    for (const uint32_t dtype : kDtypes) {
+        for (const uint64_t count : kRuns) {
+            for (const uint64_t offset : {0, 1}) {
+                SCOPED_TRACE("dtype " + std::to_string(dtype) + ", " + std::to_string(count) +
+                             " elements, offset " + std::to_string(offset));
+                Random random(count + offset);
+                Array gradient(dtype, count, offset);
+                make_finite(gradient, random);
+                Results finite(kernels::scan_block_count(count));
+                ScanArguments arguments = finite.arguments_for(gradient);
+                launch(Kernel::kScan, &arguments, count, 1);
+                const Found found = finite.take();
+                EXPECT_EQ(found.result.nonfinite, 0U);
+                expect_same(scan_on_processor(gradient), found);
+
+                gradient.set_bits(random.next() % count, exponent_of(dtype));
+                Results other(kernels::scan_block_count(count));
+                arguments = other.arguments_for(gradient);
+                launch(Kernel::kScan, &arguments, count, 1);
+                expect_same(scan_on_processor(gradient), other.take());
             }
         }
     }

@@ -27,8 +27,8 @@ STW_CODE uint32_t key_of(uint32_t upper, uint64_t step, uint32_t state)
 // The lower 16 bits, in units of 2^-16, are the probability of rounding away from zero.
 STW_CODE uint32_t drawn_bf16(float value, uint32_t number)
 {
-    const uint32_t bits = bits_of(value);
-    return is_nan(bits) ? kCanonicalNan >> 16 : (bits + (scatter(number) >> 16)) >> 16;
+    const uint32_t rounded = bits_of(value) + (scatter(number) >> 16);
+    return (is_nan(value) ? kCanonicalNan : rounded) >> 16;
 }
 
 // The keys of one thread, kept for all elements with the same upper half.

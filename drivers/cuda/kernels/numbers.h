@@ -12,15 +12,15 @@ inline constexpr uint32_t kCanonicalNan = 0x7FC00000;
 inline constexpr uint32_t kInfinity = 0x7F800000;
 inline constexpr uint32_t kMagnitude = 0x7FFFFFFF;
 
-STW_CODE bool is_nan(uint32_t bits)
+STW_CODE bool is_nan(float value)
 {
-    return (bits & kMagnitude) > kInfinity;
+    return value != value;  // one instruction
 }
 
 // NaN from arithmetic: GPUs and processors disagree on its payload.
 STW_CODE float canonical(float value)
 {
-    return is_nan(bits_of(value)) ? float_of(kCanonicalNan) : value;
+    return is_nan(value) ? float_of(kCanonicalNan) : value;
 }
 
 STW_CODE float from_bf16(uint32_t half)
@@ -32,8 +32,8 @@ STW_CODE uint32_t to_bf16(float value)
 {
     const uint32_t bits = bits_of(value);
     // A tie is rounded up if what is kept is odd; a carry out of the mantissa is the next exponent.
-    const uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
-    return is_nan(bits) ? bits >> 16 | 0x0040 : rounded;
+    const uint32_t rounded = bits + 0x7FFF + (bits >> 16 & 1);
+    return (is_nan(value) ? bits | 0x00400000 : rounded) >> 16;
 }
 
 // Of a finite number, without its sign. Exponents are biased by 15 and 127: the product is exact,
@@ -45,12 +45,14 @@ STW_CODE float magnitude_of_f16(uint32_t magnitude)
 
 STW_CODE float from_f16(uint32_t half)
 {
-    const uint32_t magnitude = half & 0x7FFF;
-    const uint32_t sign = (half & 0x8000) << 16;
-    uint32_t bits = bits_of(magnitude_of_f16(magnitude));
-    if (magnitude == 0x7C00) bits = kInfinity;
-    if (magnitude > 0x7C00) bits = magnitude << 13 | kCanonicalNan;
-    return float_of(bits | sign);
+    // As magnitude_of_f16, but a shift that copies the sign brings all parts to their places.
+    const uint32_t placed = static_cast<uint32_t>(static_cast<int32_t>(half << 16) >> 3);
+    const float value = float_of(placed & 0x8FFFE000) * 0x1p112F;
+    // What is not finite has become 2^16 or more.
+    uint32_t bits = bits_of(value);
+    if (absolute(value) >= 0x1p16F) bits |= kInfinity;
+    if (absolute(value) > 0x1p16F) bits |= kCanonicalNan;
+    return float_of(bits);
 }
 
 STW_CODE uint32_t to_f16(float value)

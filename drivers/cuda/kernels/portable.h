@@ -38,6 +38,11 @@ STW_CODE double double_of(uint64_t bits)
     return __longlong_as_double(static_cast<long long>(bits));
 }
 
+STW_CODE float absolute(float value)
+{
+    return fabsf(value);
+}
+
 STW_CODE float square_root(float value)
 {
     return sqrtf(value);  // to nearest, by -prec-sqrt=true
@@ -122,6 +127,11 @@ inline float float_of(uint32_t bits)
 inline double double_of(uint64_t bits)
 {
     return std::bit_cast<double>(bits);
+}
+
+inline float absolute(float value)
+{
+    return std::fabs(value);
 }
 
 inline float square_root(float value)

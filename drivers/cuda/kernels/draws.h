@@ -36,17 +36,27 @@ template <uint32_t States> class Keys {
 public:
     STW_CODE explicit Keys(uint64_t step) : step_(step) {}
 
-    // The hashed number of an element for a state; elements may come in any order.
-    STW_CODE uint32_t number(uint64_t element, uint32_t state)
+    // The hashed numbers of N elements in a row for a state; rows may come in any order.
+    template <uint32_t N>
+    STW_CODE void numbers(uint64_t element, uint32_t state, uint32_t (&hashed)[N])
     {
         const auto upper = static_cast<uint32_t>(element >> 32);
+        const auto lower = static_cast<uint32_t>(element);
         if (!known_ || upper != upper_) {
             known_ = true;
             upper_ = upper;
             STW_UNROLL
             for (uint32_t s = 0; s < States; ++s) keys_[s] = key_of(upper, step_, s);
         }
-        return static_cast<uint32_t>(element) + keys_[state];
+        STW_UNROLL
+        for (uint32_t i = 0; i < N; ++i) hashed[i] = lower + i + keys_[state];
+        if (lower <= UINT32_MAX - (N - 1)) return;
+        // Those behind a multiple of 2^32.
+        const uint32_t next = key_of(upper + 1, step_, state);
+        STW_UNROLL
+        for (uint32_t i = 0; i < N; ++i) {
+            if (lower + i < lower) hashed[i] = lower + i + next;
+        }
     }
 
 private:

@@ -96,10 +96,11 @@ private:
             return store_raw(state(s), element, encode(STW_F32, state_values));
         }
         Raw<N> raw = {};
+        uint32_t numbers[N];
+        keys_.numbers(arguments_.first_element + element, s, numbers);
         STW_UNROLL
         for (uint32_t i = 0; i < N; ++i) {
-            const uint32_t number = keys_.number(arguments_.first_element + element + i, s);
-            raw.words[i / 2] |= drawn_bf16(state_values.at[i], number) << (i % 2 * 16);
+            raw.words[i / 2] |= drawn_bf16(state_values.at[i], numbers[i]) << (i % 2 * 16);
         }
         store_raw(state(s), element, raw);
     }

@@ -6,10 +6,9 @@
 // for each SM at any time. Neighbouring threads take neighbouring groups, so the accesses of a
 // warp are complete lines. AdamW of fp32 loads four groups for each thread, 64 bytes, before it
 // needs the first; with the 1,280 threads that its registers allow on an SM that is 80 kB.
-// Operations that load less load several groups ahead (kBatch), and decode them only when all
-// loads are issued. The dtype is a branch that all threads take alike: 28 bytes for each element
-// leave time for some 200 instructions, and one kernel for all dtypes is a ninth of the code.
-// instructions, and one kernel for all dtypes is a ninth of the code.
+// Operations that load less load several groups at once (kBatch). The dtype is a branch that all
+// threads take alike, once for all these groups, and one kernel for all dtypes is a ninth of the
+// code. At that bandwidth an SM has time for 8 instructions for each byte of an element.
 #pragma once
 
 #include "drivers/cuda/kernels/arguments.h"
@@ -24,7 +23,15 @@ struct Array {
     uint32_t dtype;
 };
 
-// Elements as stored: 16-bit ones fill the first half of the words.
+// Where N elements are: one, or groups whose first elements are `stride` apart.
+struct Place {
+    uint64_t element;
+    uint64_t stride;
+
+    STW_CODE Place group(uint32_t i) const { return {element + i / kGroup * stride, stride}; }
+};
+
+// Elements as stored: 16-bit ones fill the first half of each group's words.
 template <uint32_t N> struct Raw {
     uint32_t words[N];
 };
@@ -33,52 +40,80 @@ template <uint32_t N> struct Floats {
     float at[N];
 };
 
-template <uint32_t N> STW_CODE Raw<N> load_raw(const Array &array, uint64_t element)
+template <uint32_t N> STW_CODE Raw<N> load_raw(const Array &array, const Place &place)
 {
-    static_assert(N == 1 || N == kGroup);
+    static_assert(N == 1 || N % kGroup == 0);
     Raw<N> raw = {};
     if (array.dtype == STW_F32) {
-        const void *from = global<uint32_t>(array.address) + element;
-        if constexpr (N == 1) {
-            raw.words[0] = load_word<uint32_t>(from);
-        } else {
-            const auto words = load_word<Words4>(from);
-            raw = {{words.x, words.y, words.z, words.w}};
+        STW_UNROLL
+        for (uint32_t i = 0; i < N; i += kGroup) {
+            const void *from = global<uint32_t>(array.address) + place.group(i).element;
+            if constexpr (N == 1) {
+                raw.words[0] = load_word<uint32_t>(from);
+            } else {
+                const auto words = load_word<Words4>(from);
+                raw.words[i] = words.x;
+                raw.words[i + 1] = words.y;
+                raw.words[i + 2] = words.z;
+                raw.words[i + 3] = words.w;
+            }
         }
     } else {
-        const void *from = global<uint16_t>(array.address) + element;
-        if constexpr (N == 1) {
-            raw.words[0] = load_word<uint16_t>(from);
-        } else {
-            const auto words = load_word<Words2>(from);
-            raw = {{words.x, words.y}};
+        STW_UNROLL
+        for (uint32_t i = 0; i < N; i += kGroup) {
+            const void *from = global<uint16_t>(array.address) + place.group(i).element;
+            if constexpr (N == 1) {
+                raw.words[0] = load_word<uint16_t>(from);
+            } else {
+                const auto words = load_word<Words2>(from);
+                raw.words[i] = words.x;
+                raw.words[i + 1] = words.y;
+            }
         }
     }
     return raw;
 }
 
-template <uint32_t N> STW_CODE void store_raw(const Array &array, uint64_t element, Raw<N> raw)
+template <uint32_t N>
+STW_CODE void store_raw(const Array &array, const Place &place, const Raw<N> &raw)
 {
+    const auto &words = raw.words;
     if (array.dtype == STW_F32) {
-        void *to = global<uint32_t>(array.address) + element;
-        if constexpr (N == 1) {
-            store_word(to, raw.words[0]);
-        } else {
-            store_word(to, Words4{raw.words[0], raw.words[1], raw.words[2], raw.words[3]});
+        STW_UNROLL
+        for (uint32_t i = 0; i < N; i += kGroup) {
+            void *to = global<uint32_t>(array.address) + place.group(i).element;
+            if constexpr (N == 1) {
+                store_word(to, words[0]);
+            } else {
+                store_word(to, Words4{words[i], words[i + 1], words[i + 2], words[i + 3]});
+            }
         }
     } else {
-        void *to = global<uint16_t>(array.address) + element;
-        if constexpr (N == 1) {
-            store_word(to, static_cast<uint16_t>(raw.words[0]));
-        } else {
-            store_word(to, Words2{raw.words[0], raw.words[1]});
+        STW_UNROLL
+        for (uint32_t i = 0; i < N; i += kGroup) {
+            void *to = global<uint16_t>(array.address) + place.group(i).element;
+            if constexpr (N == 1) {
+                store_word(to, static_cast<uint16_t>(words[0]));
+            } else {
+                store_word(to, Words2{words[i], words[i + 1]});
+            }
         }
     }
 }
 
+// The word and the shift of a 16-bit element.
+STW_CODE uint32_t word_of(uint32_t i)
+{
+    return i / kGroup * kGroup + i % kGroup / 2;
+}
+STW_CODE uint32_t shift_of(uint32_t i)
+{
+    return i % 2 * 16;
+}
+
 template <uint32_t N> STW_CODE uint32_t half_of(const Raw<N> &raw, uint32_t i)
 {
-    return raw.words[i / 2] >> (i % 2 * 16) & 0xFFFF;
+    return raw.words[word_of(i)] >> shift_of(i) & 0xFFFF;
 }
 
 template <uint32_t N> STW_CODE Floats<N> decode(uint32_t dtype, const Raw<N> &raw)
@@ -105,10 +140,14 @@ template <uint32_t N> STW_CODE Raw<N> encode(uint32_t dtype, const Floats<N> &fl
         for (uint32_t i = 0; i < N; ++i) raw.words[i] = bits_of(floats.at[i]);
     } else if (dtype == STW_BF16) {
         STW_UNROLL
-        for (uint32_t i = 0; i < N; ++i) raw.words[i / 2] |= to_bf16(floats.at[i]) << (i % 2 * 16);
+        for (uint32_t i = 0; i < N; ++i) {
+            raw.words[word_of(i)] |= to_bf16(floats.at[i]) << shift_of(i);
+        }
     } else {
         STW_UNROLL
-        for (uint32_t i = 0; i < N; ++i) raw.words[i / 2] |= to_f16(floats.at[i]) << (i % 2 * 16);
+        for (uint32_t i = 0; i < N; ++i) {
+            raw.words[word_of(i)] |= to_f16(floats.at[i]) << shift_of(i);
+        }
     }
     return raw;
 }
@@ -139,30 +178,31 @@ template <uint32_t Arrays> STW_CODE Run make_run(uint64_t count, const Array (&a
     return {count, head, (count - head) / kGroup};
 }
 
-// Runs an operation over this thread's part of the run. Operation::load<N>(element) only loads;
-// Operation::finish<N>(element, loaded) computes and stores.
-template <uint32_t kBatch, class Operation>
-STW_CODE void run_thread(const Run &run, uint64_t thread, uint64_t threads, Operation &operation)
+// Runs an operation over this thread's part of the run. Operation::load<N>(place) only loads;
+// Operation::finish<N>(place, loaded) computes and stores. A thread block takes kBatch groups for
+// each of its threads at once, all beside each other; the last of these tiles may lack groups.
+template <uint32_t kBatch, class Block, class Operation>
+STW_CODE void run_thread(const Block &block, const Run &run, uint32_t thread, Operation &operation)
 {
-    uint64_t group = thread;
-    for (; group + (kBatch - 1) * threads < run.groups; group += kBatch * threads) {
-        decltype(operation.template load<kGroup>(0)) loaded[kBatch];
-        STW_UNROLL
-        for (uint32_t i = 0; i < kBatch; ++i) {
-            loaded[i] = operation.template load<kGroup>(run.head + (group + i * threads) * kGroup);
+    const uint64_t threads = block.threads();
+    const uint64_t tile = threads * kBatch;
+    for (uint64_t first = block.index() * tile; first < run.groups; first += block.count() * tile) {
+        const uint64_t end = first + tile;
+        uint64_t group = first + thread;
+        if (kBatch > 1 && end <= run.groups) {
+            const Place place = {run.head + group * kGroup, threads * kGroup};
+            operation.finish(place, operation.template load<kBatch * kGroup>(place));
+            continue;
         }
-        STW_UNROLL
-        for (uint32_t i = 0; i < kBatch; ++i) {
-            operation.template finish<kGroup>(run.head + (group + i * threads) * kGroup, loaded[i]);
+        for (; group < end && group < run.groups; group += threads) {
+            const Place place = {run.head + group * kGroup, 0};
+            operation.finish(place, operation.template load<kGroup>(place));
         }
     }
-    for (; group < run.groups; group += threads) {
-        const uint64_t element = run.head + group * kGroup;
-        operation.template finish<kGroup>(element, operation.template load<kGroup>(element));
-    }
-    for (uint64_t i = thread; i < run.count - run.groups * kGroup; i += threads) {
-        const uint64_t element = i < run.head ? i : i + run.groups * kGroup;
-        operation.template finish<1>(element, operation.template load<1>(element));
+    const uint64_t singles = run.count - run.groups * kGroup;
+    for (uint64_t i = block.index() * threads + thread; i < singles; i += block.count() * threads) {
+        const Place place = {i < run.head ? i : i + run.groups * kGroup, 0};
+        operation.finish(place, operation.template load<1>(place));
     }
 }
 
@@ -170,11 +210,9 @@ STW_CODE void run_thread(const Run &run, uint64_t thread, uint64_t threads, Oper
 template <uint32_t kBatch, class Block, class Make>
 STW_CODE void run_block(Block &block, const Run &run, const Make &make)
 {
-    const uint64_t threads = uint64_t{block.count()} * block.threads();
     block.each_thread([&](uint32_t thread) {
         auto operation = make();
-        const uint64_t number = uint64_t{block.index()} * block.threads() + thread;
-        run_thread<kBatch>(run, number, threads, operation);
+        run_thread<kBatch>(block, run, thread, operation);
     });
 }
 

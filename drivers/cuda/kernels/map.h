@@ -7,7 +7,7 @@
 
 namespace stepwell::drivers::cuda {
 
-// Groups loaded before the first is finished: at least 32 bytes for each thread.
+// Groups that a thread loads at once: at least 32 bytes.
 inline constexpr uint32_t kMapBatch = 4;
 
 template <uint32_t N> struct Both {
@@ -21,12 +21,12 @@ struct Average {
     STW_CODE Array to() const { return {arguments.average, STW_F32}; }
     STW_CODE Array from() const { return {arguments.values, STW_F32}; }
 
-    template <uint32_t N> STW_CODE Both<N> load(uint64_t element) const
+    template <uint32_t N> STW_CODE Both<N> load(const Place &place) const
     {
-        return {load_raw<N>(to(), element), load_raw<N>(from(), element)};
+        return {load_raw<N>(to(), place), load_raw<N>(from(), place)};
     }
 
-    template <uint32_t N> STW_CODE void finish(uint64_t element, const Both<N> &loaded) const
+    template <uint32_t N> STW_CODE void finish(const Place &place, const Both<N> &loaded) const
     {
         Floats<N> average = decode(STW_F32, loaded.to);
         const Floats<N> values = decode(STW_F32, loaded.from);
@@ -35,7 +35,7 @@ struct Average {
             const float way = values.at[i] - average.at[i];
             average.at[i] = canonical(average.at[i] + way * arguments.weight);
         }
-        store_raw(to(), element, encode(STW_F32, average));
+        store_raw(to(), place, encode(STW_F32, average));
     }
 };
 
@@ -45,17 +45,17 @@ struct Convert {
     STW_CODE Array to() const { return {arguments.destination, arguments.destination_dtype}; }
     STW_CODE Array from() const { return {arguments.source, arguments.source_dtype}; }
 
-    template <uint32_t N> STW_CODE Raw<N> load(uint64_t element) const
+    template <uint32_t N> STW_CODE Raw<N> load(const Place &place) const
     {
-        return load_raw<N>(from(), element);
+        return load_raw<N>(from(), place);
     }
 
-    template <uint32_t N> STW_CODE void finish(uint64_t element, const Raw<N> &loaded) const
+    template <uint32_t N> STW_CODE void finish(const Place &place, const Raw<N> &loaded) const
     {
         // With equal dtypes a NaN is copied unchanged.
         const bool same = arguments.destination_dtype == arguments.source_dtype;
         store_raw(
-            to(), element,
+            to(), place,
             same ? loaded
                  : encode(arguments.destination_dtype, decode(arguments.source_dtype, loaded)));
     }
@@ -67,15 +67,15 @@ struct Accumulate {
     STW_CODE Array to() const { return {arguments.destination, arguments.destination_dtype}; }
     STW_CODE Array from() const { return {arguments.source, arguments.source_dtype}; }
 
-    template <uint32_t N> STW_CODE Both<N> load(uint64_t element) const
+    template <uint32_t N> STW_CODE Both<N> load(const Place &place) const
     {
         Both<N> loaded = {};
-        if (arguments.mode == kAccumulateAdd) loaded.to = load_raw<N>(to(), element);
-        loaded.from = load_raw<N>(from(), element);
+        if (arguments.mode == kAccumulateAdd) loaded.to = load_raw<N>(to(), place);
+        loaded.from = load_raw<N>(from(), place);
         return loaded;
     }
 
-    template <uint32_t N> STW_CODE void finish(uint64_t element, const Both<N> &loaded) const
+    template <uint32_t N> STW_CODE void finish(const Place &place, const Both<N> &loaded) const
     {
         Floats<N> sum = decode(arguments.source_dtype, loaded.from);
         STW_UNROLL
@@ -87,7 +87,7 @@ struct Accumulate {
         }
         STW_UNROLL
         for (uint32_t i = 0; i < N; ++i) sum.at[i] = canonical(sum.at[i]);
-        store_raw(to(), element, encode(arguments.destination_dtype, sum));
+        store_raw(to(), place, encode(arguments.destination_dtype, sum));
     }
 };
 

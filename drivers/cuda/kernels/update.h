@@ -27,19 +27,19 @@ public:
     {
     }
 
-    template <uint32_t N> STW_CODE Loaded<N> load(uint64_t element) const
+    template <uint32_t N> STW_CODE Loaded<N> load(const Place &place) const
     {
         Loaded<N> loaded;
-        loaded.gradient = load_raw<N>(gradient(), element);
-        loaded.master = load_raw<N>(master(), element);
+        loaded.gradient = load_raw<N>(gradient(), place);
+        loaded.master = load_raw<N>(master(), place);
         STW_UNROLL
         for (uint32_t s = 0; s != Rule::kStates; ++s) {
-            loaded.states[s] = load_raw<N>(state(s), element);
+            loaded.states[s] = load_raw<N>(state(s), place);
         }
         return loaded;
     }
 
-    template <uint32_t N> STW_CODE void finish(uint64_t element, const Loaded<N> &loaded)
+    template <uint32_t N> STW_CODE void finish(const Place &place, const Loaded<N> &loaded)
     {
         const Coefficients &c = arguments_.coefficients;
         const Floats<N> gradient = decode(arguments_.gradient_dtype, loaded.gradient);
@@ -60,10 +60,10 @@ public:
             for (uint32_t s = 0; s != Rule::kStates; ++s) states[s].at[i] = canonical(own[s]);
         }
         STW_UNROLL
-        for (uint32_t s = 0; s != Rule::kStates; ++s) store_state(s, element, states[s]);
-        store_raw(this->master(), element, encode(STW_F32, master));
+        for (uint32_t s = 0; s != Rule::kStates; ++s) store_state(s, place, states[s]);
+        store_raw(this->master(), place, encode(STW_F32, master));
         if (arguments_.values_dtype != STW_F32) {
-            store_raw(values(), element, encode(arguments_.values_dtype, master));
+            store_raw(values(), place, encode(arguments_.values_dtype, master));
         }
     }
 
@@ -90,19 +90,23 @@ private:
     }
 
     template <uint32_t N>
-    STW_CODE void store_state(uint32_t s, uint64_t element, const Floats<N> &state_values)
+    STW_CODE void store_state(uint32_t s, const Place &place, const Floats<N> &state_values)
     {
         if (arguments_.states_dtype == STW_F32) {
-            return store_raw(state(s), element, encode(STW_F32, state_values));
+            return store_raw(state(s), place, encode(STW_F32, state_values));
         }
         Raw<N> raw = {};
-        uint32_t numbers[N];
-        keys_.numbers(arguments_.first_element + element, s, numbers);
         STW_UNROLL
-        for (uint32_t i = 0; i < N; ++i) {
-            raw.words[i / 2] |= drawn_bf16(state_values.at[i], numbers[i]) << (i % 2 * 16);
+        for (uint32_t group = 0; group < N; group += kGroup) {
+            uint32_t numbers[N == 1 ? 1 : kGroup];
+            keys_.numbers(arguments_.first_element + place.group(group).element, s, numbers);
+            STW_UNROLL
+            for (uint32_t i = group; i < N && i < group + kGroup; ++i) {
+                const uint32_t rounded = drawn_bf16(state_values.at[i], numbers[i - group]);
+                raw.words[word_of(i)] |= rounded << shift_of(i);
+            }
         }
-        store_raw(state(s), element, raw);
+        store_raw(state(s), place, raw);
     }
 
     const UpdateArguments &arguments_;

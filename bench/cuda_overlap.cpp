@@ -27,7 +27,7 @@ using train_gpt::gpu::Kernel;
 using train_gpt::gpu::MatmulArguments;
 
 constexpr double kWanted = 1 / 1.05;
-constexpr uint32_t kAhead = 2;    // weights that are on their way while one is multiplied
+constexpr uint32_t kAhead = 2;  // weights that are on their way while one is multiplied
 constexpr uint32_t kRowsMax = 16384;
 constexpr uint64_t kSmallBytes = uint64_t{4} << 20;  // a weight of several of the usual blocks
 

@@ -42,6 +42,53 @@ CLAIM(shards_are_copied_and_converted)
     end(runtime, group, member);
 }
 
+/* Two small tensors are gathered together. The shard of the first cannot be read, so nobody asks for
+ * that of the second, which is on its way. */
+CLAIM(a_gather_that_fails_leaves_no_hints)
+{
+    enum { PAIR = 2 };
+    stw_group *group = join(member);
+    stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
+    stw_runtime *runtime = NULL;
+    stw_nvme_options nvme = {
+        .struct_size = sizeof nvme, .path = member->directory, .budget_bytes = 128 * BLOCK};
+    nvme.driver = "fault";
+    /* As often as it is tried again, but not the reads of what opens. */
+    char faults[512] = "inner=posix;inner.allow_tmpfs=1;at=read:2:delay:50000000";
+    for (int read = 1; read < 16; ++read) {
+        const size_t at = strlen(faults);
+        if (read != 2) (void)snprintf(faults + at, sizeof faults - at, ";at=read:%d:eio", read);
+    }
+    nvme.driver_options = faults;
+    options.flags = STW_RUNTIME_NO_PROBE;
+    options.name = "ranks";
+    options.group = group;
+    options.nvme = &nvme;
+    options.nvme_count = 1;
+    options.host_bytes = 64 * BLOCK;
+    options.block_bytes = STW_BLOCK_64K;
+    options.thread_count = 1;
+    SUCCEEDS(stw_runtime_open(&options, &runtime));
+    const uint64_t elements = (uint64_t)member->size * BLOCK / sizeof(float);
+    stw_tensor *pair[PAIR];
+    stw_fetch_request requests[PAIR];
+    stw_view views[PAIR];
+    for (int i = 0; i < PAIR; ++i) {
+        const char name[] = {'w', (char)('0' + i), '\0'};
+        const stw_fetch_request request = STW_FETCH_REQUEST_INIT;
+        pair[i] = make(runtime, name, elements, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+        write_shard(runtime, pair[i], (uint32_t)i);
+        requests[i] = request;
+        requests[i].tensor = pair[i];
+        requests[i].scope = STW_WHOLE;
+    }
+    SUCCEEDS(stw_evict(runtime, pair, PAIR, STW_TIER_HOST, 0, 0));
+    HOLDS(stw_fetch(runtime, NULL, requests, PAIR, views) == STW_ERROR_IO);
+    SUCCEEDS(stw_runtime_drain(runtime, 0));
+    expect_whole(runtime, pair[1], elements, 1);
+    end(runtime, group, member);
+}
+
 /* Of a gathered tensor as of any other: all of it is EMPTY, here and on the other ranks. */
 CLAIM(what_is_released_as_dead_is_empty)
 {

@@ -107,7 +107,12 @@ struct RankQueue {
     std::map<uint64_t, Call> calls;
     Call end_call(uint64_t number);
     std::deque<Waiter *> granted;  // operations that the thread continues
-    std::deque<residency::FetchId> hints;
+    // Prefetches of the shards of gathers, under the claims of these.
+    struct Hint {
+        residency::ClaimId claim = 0;
+        residency::FetchId fetch = 0;
+    };
+    std::deque<Hint> hints;
     std::vector<residency::TensorId> voided;  // partial sums that were dropped while being added to
     bool stops = false;
 };

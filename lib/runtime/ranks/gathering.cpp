@@ -126,6 +126,7 @@ void Wholes::run_gather(Collective &work)
     if (machine_.ranks->group.holds_memory()) return lose_gather(work, status);
     if (lies) shards_.give_pieces(pinned, pin, false);
     dispatch_.act([&](Core &, Commands &out) STW_REQUIRES(runtime_lock) {
+        shards_.cancel_hints(work.claim, out);
         machine_.ranks->queue.gathers.gather_done(start.gather, status, absent > 0, out);
     });
 }

@@ -3,6 +3,7 @@
 
 #include "lib/residency/core.h"
 #include "lib/runtime/addresses/addresses.h"
+#include "lib/runtime/dispatch/snapshot.h"
 #include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/group/state.h"
 #include "lib/runtime/ranks/memory.h"
@@ -83,8 +84,8 @@ void Shards::hint_shards()
 {
     constexpr size_t kAhead = 8;
     dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
-        std::deque<residency::FetchId> &hints = machine_.ranks->queue.hints;
-        while (!hints.empty() && !core.is_waiting(hints.front())) hints.pop_front();
+        std::deque<RankQueue::Hint> &hints = machine_.ranks->queue.hints;
+        while (!hints.empty() && !core.is_waiting(hints.front().fetch)) hints.pop_front();
         const auto hint = [&](Collective &gather) STW_REQUIRES(runtime_lock) {
             uint64_t before = 0;
             for (const stw_tensor *tensor : gather.tensors) {
@@ -103,7 +104,7 @@ void Shards::hint_shards()
                     asked.urgency = residency::Class::kPlanned;
                     asked.requests.push_back(
                         {tensor->id, residency::Access::kRead, residency::kAnyCpuPlace, at, count});
-                    hints.push_back(core.fetch(asked, out));
+                    hints.push_back({gather.claim, core.fetch(asked, out)});
                     gather.hinted += count;
                 }
                 before += tensor->bytes;
@@ -115,6 +116,16 @@ void Shards::hint_shards()
             if (next->kind == Collective::Kind::kGather) hint(*next);
         }
     });
+}
+
+// A gather may end without having read its shards, and its claim ends with it.
+void Shards::cancel_hints(residency::ClaimId claim, Commands &out)
+{
+    std::deque<RankQueue::Hint> &hints = machine_.ranks->queue.hints;
+    for (const RankQueue::Hint &hint : hints) {
+        if (hint.claim == claim) dispatch_.core.cancel(hint.fetch, cancelled(), out);
+    }
+    std::erase_if(hints, [claim](const RankQueue::Hint &hint) { return hint.claim == claim; });
 }
 
 // A shard whose home is the collectives' device is read there if that needs no waiting; else where

@@ -24,6 +24,7 @@ public:
                       uint64_t bytes, char *memory, bool writes);
     Status read_shard(const stw_tensor &tensor, residency::ClaimId claim, uint64_t begin,
                       uint64_t count, char *memory);
+    void cancel_hints(residency::ClaimId claim, Commands &out) STW_REQUIRES(runtime_lock);
 
 private:
     Status piece_of_shard(const stw_tensor &tensor, residency::FetchAsked asked, Waiter &waiter,

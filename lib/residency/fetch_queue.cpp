@@ -141,6 +141,17 @@ std::vector<FetchId> FetchQueue::stuck() const
     return stuck;
 }
 
+std::vector<FetchId> FetchQueue::blocked_hints() const
+{
+    std::vector<FetchId> hints;
+    for (const auto &[key, fetch] : queue_) {
+        const bool hint = (fetch->asked.flags & kFetchPrefetch) != 0;
+        if (hint && fetch->phase == Phase::kWait) hints.push_back(fetch->id);
+    }
+    std::sort(hints.begin(), hints.end());
+    return hints;
+}
+
 bool FetchQueue::is_awaited(TensorId tensor, FetchId number) const
 {
     const auto names_it = [tensor](const Request &request) { return request.tensor == tensor; };

@@ -45,6 +45,8 @@ public:
     [[nodiscard]] std::vector<FetchId> hints_of(TensorId tensor) const;  // oldest first
 
     [[nodiscard]] std::vector<FetchId> stuck() const;
+    // Prefetches that wait for locks or room, oldest first.
+    [[nodiscard]] std::vector<FetchId> blocked_hints() const;
     [[nodiscard]] bool is_awaited(TensorId tensor, FetchId number) const;
     [[nodiscard]] bool is_blocked(FetchId fetch) const;
     [[nodiscard]] bool waits_for_locks(FetchId fetch) const;

@@ -128,6 +128,8 @@ public:
     }
     // Fetches that only views of the program keep waiting (kFetchWaitRoom), oldest first.
     [[nodiscard]] std::vector<FetchId> stuck_fetches() const { return fetches_.stuck(); }
+    // Prefetches that wait for locks or room, oldest first.
+    [[nodiscard]] std::vector<FetchId> blocked_hints() const { return fetches_.blocked_hints(); }
     [[nodiscard]] bool waits_for_locks(FetchId fetch) const
     {
         return fetches_.waits_for_locks(fetch);

@@ -199,6 +199,7 @@ TEST(what_waits_for_its_verdict_is_left_alone)
     options.flags = STW_UPDATE_SPECULATE | STW_UPDATE_WAIT;
     fails(stw_optimizer_step(here.optimizer, &options, NULL), STW_ERROR_INVALID, "STW_UPDATE_WAIT");
     early_step(&here, 0);
+    ok(stw_prefetch(runtime, &request, 1)); /* a hint, which nobody waits for */
     ok(stw_runtime_drain(runtime, 0));
     options.flags = STW_UPDATE_SPECULATE;
     fails(stw_optimizer_step(here.optimizer, &options, NULL), STW_ERROR_INVALID,

@@ -101,12 +101,8 @@ void Rank::end_hint(FetchId id, const Status &status)
 // Whoever waits until nothing moves lets no plan start anything meanwhile.
 void Rank::pause_plan()
 {
-    for (const schedule::Lookahead &lookahead : lookaheads_) {
-        for (const FetchId id : lookahead.fetches()) {
-            if (!core_.is_blocked(id)) continue;
-            cancel(id, Status::error(STW_ERROR_CANCELLED, "the plan pauses"));
-        }
-    }
+    for (const FetchId id : core_.blocked_hints())
+        cancel(id, Status::error(STW_ERROR_CANCELLED, "the plan pauses"));
 }
 
 // Asked when somebody sleeps on a fetch that has neither locks nor room.

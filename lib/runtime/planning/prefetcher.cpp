@@ -41,13 +41,9 @@ void Prefetcher::begin_pause()
 {
     dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         ++plan_pauses_;
-        // The pause would otherwise wait for the views that these hints wait for.
-        for (const std::unique_ptr<Phase> &phase : recorder_.phases) {
-            if (!phase->lookahead) continue;
-            for (const residency::FetchId fetch : phase->lookahead->fetches()) {
-                if (core.is_blocked(fetch)) core.cancel(fetch, cancelled(), out);
-            }
-        }
+        // The pause would otherwise wait for the views and verdicts that these hints wait for.
+        for (const residency::FetchId hint : core.blocked_hints())
+            core.cancel(hint, cancelled(), out);
     });
 }
 

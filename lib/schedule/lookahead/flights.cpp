@@ -21,12 +21,4 @@ std::optional<Flight> Flights::take(residency::FetchId fetch)
     return flight;
 }
 
-std::vector<residency::FetchId> Flights::fetches() const
-{
-    std::vector<residency::FetchId> fetches;
-    fetches.reserve(by_fetch_.size());
-    for (const auto &[fetch, flight] : by_fetch_) fetches.push_back(fetch);
-    return fetches;
-}
-
 }  // namespace stepwell::schedule

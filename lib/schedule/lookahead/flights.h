@@ -29,7 +29,6 @@ public:
     [[nodiscard]] size_t count() const { return by_fetch_.size(); }
     [[nodiscard]] uint64_t cost_ns() const { return cost_ns_; }
     [[nodiscard]] uint64_t bytes(residency::PlaceId place) const { return bytes_[place]; }
-    [[nodiscard]] std::vector<residency::FetchId> fetches() const;
 
 private:
     std::map<residency::FetchId, Flight> by_fetch_;

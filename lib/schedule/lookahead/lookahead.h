@@ -40,7 +40,6 @@ public:
     // When next() may have another result without any event; or kNever.
     [[nodiscard]] residency::Instant wake() const { return wake_; }
     [[nodiscard]] size_t in_flight() const { return flying_.count(); }
-    [[nodiscard]] std::vector<residency::FetchId> fetches() const { return flying_.fetches(); }
 
     // Accesses from now until the expected uses fit neither the place nor, for a device, the host
     // tier: tensors that are used later must go to the disk until then. kNever if all known uses

@@ -102,6 +102,7 @@ public:
                  WholeEnd end = WholeEnd::kView);
     Status write(WholeId whole, Commands &out);
     void update(WholeId whole, Commands &out);
+    void set_undecided(WholeId whole, bool undecided) { ledger_.set_undecided(whole, undecided); }
     // What was written of it is copied out under a claim of the shell's, until keep_over(). A whole
     // that is dropped meanwhile leaves then.
     void keep(WholeId whole);

@@ -54,6 +54,13 @@ Status WholeLedger::conflict(const std::vector<WholeId> &wholes, Access access)
         Whole &whole = wholes_[id];
         const bool twice = is_asked(id);
         whole.asked_at = asks_;
+        if (whole.undecided) {
+            return Status::error(STW_ERROR_BUSY,
+                                 "tensor \"%s\" was updated speculatively, and ranks decide about "
+                                 "that in the order of calls; take a step without "
+                                 "STW_UPDATE_SPECULATE, its verdict, before this fetch",
+                                 whole.name.c_str());
+        }
         if (whole.writer || (write && (whole.readers > 0 || twice))) {
             return Status::error(STW_ERROR_BUSY,
                                  "tensor \"%s\" has open views of its gathered whole that exclude "
@@ -191,7 +198,7 @@ void WholeLedger::look_ahead(WholeDecision &decision)
     }
     uint64_t kept_blocks = loose_of(foreseen);
     for (const Foresight::Coming &next : coming) {
-        if (!wholes_[next.whole].present) {
+        if (!wholes_[next.whole].present && !wholes_[next.whole].undecided) {
             if (!gather_ahead(next, kept_blocks, decision)) break;
             kept_blocks += wholes_[next.whole].blocks;
         }

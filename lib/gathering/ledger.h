@@ -65,6 +65,9 @@ public:
     Status discard(WholeId whole, bool &drop) { return write(whole, drop); }
     // As write, but behind views that are open: the whole leaves with the last of them.
     void update(WholeId whole, bool &drop);
+    // Its shards were updated before a verdict that comes later in the order of collectives. Until
+    // that step nobody may gather it: the gather would be before the verdict that it waits for.
+    void set_undecided(WholeId whole, bool undecided) { wholes_[whole].undecided = undecided; }
     // What was gathered or written is no good: as update, for one that is pinned.
     void spoil(WholeId whole) { wholes_[whole].old = true; }
     // It goes with its last view; until then others may be opened. Only from where all ranks know
@@ -75,6 +78,7 @@ public:
     [[nodiscard]] uint64_t budget_blocks() const { return budget_blocks_; }
     [[nodiscard]] bool present(WholeId whole) const { return wholes_[whole].present; }
     [[nodiscard]] bool pinned(WholeId whole) const { return wholes_[whole].pinned(); }
+    [[nodiscard]] bool written(WholeId whole) const { return wholes_[whole].writer; }
     [[nodiscard]] const std::string &name(WholeId whole) const { return wholes_[whole].name; }
     [[nodiscard]] GatherId last_gather() const { return gathers_; }
 
@@ -89,6 +93,7 @@ private:
         bool old = false;          // leaves with its last view, and nobody gets another one
         bool leaves_last = false;  // leaves with its last view
         bool removed = false;
+        bool undecided = false;
         bool counted = false;     // by the call that is being decided
         bool ahead = false;       // gathered, and not fetched since
         uint64_t used_at = 0;     // call number

@@ -12,6 +12,8 @@ static const uint64_t layer_sizes[LAYERS] = {150000, 3, 20000};
 struct trained {
     double norms[STEPS];
     float *values[LAYERS];
+    uint64_t early;
+    uint64_t undone;
 };
 
 /* What a step does, as it is going to be. */
@@ -62,8 +64,8 @@ static void train_one(stw_optimizer *optimizer, stw_tensor *parameter, stw_tenso
     SUCCEEDS(stw_optimizer_step(optimizer, &own, NULL));
 }
 
-/* When parameters are updated: after backward, each as its gradient is complete, or so but for the
- * verdict, of others on each rank: which is after the verdict, over ranks. */
+/* When parameters are updated: after backward, each as its gradient is complete, or so before the
+ * verdict, others in each step. */
 enum order { AFTER, IN_BACKWARD, EARLY };
 
 static void update_early(stw_optimizer *optimizer, stw_tensor *parameter)
@@ -120,8 +122,10 @@ static void train(stw_runtime *runtime, uint32_t rank, uint32_t ranks, enum orde
             }
             let_go(&weights, 0);
             let_go(&sums, 0);
-            if (order == EARLY && (i + rank + step) % 3 != 0)
-                update_early(optimizer, parameters[i]);
+            if (order != EARLY || (i + step) % 3 == 0) continue;
+            update_early(optimizer, parameters[i]);
+            /* Until it is over, but for the verdict. */
+            if (step > 0) SUCCEEDS(stw_runtime_drain(runtime, 0));
         }
         stw_update_result result = STW_UPDATE_RESULT_INIT;
         /* Reached in every other step. */
@@ -131,6 +135,8 @@ static void train(stw_runtime *runtime, uint32_t rank, uint32_t ranks, enum orde
             SUCCEEDS(stw_optimizer_step(optimizer, &update, &result));
             out->norms[step] = result.norm;
             HOLDS((result.clip_coefficient < 1.0) == (step % 2 == 0) && result.nonfinite == 0);
+            out->early += result.early;
+            out->undone += result.undone;
         }
         SUCCEEDS(stw_step_end(phase, NULL));
     }
@@ -151,8 +157,8 @@ static void train(stw_runtime *runtime, uint32_t rank, uint32_t ranks, enum orde
 static void has_the_bits_of_one_rank(struct member *member, enum order order)
 {
     const bool in_backward = order == IN_BACKWARD;
-    struct trained alone;
-    struct trained together;
+    struct trained alone = {.early = 0};
+    struct trained together = {.early = 0};
     stw_group *group = join(member);
     stw_runtime *runtime = open_on(NULL, member, 24);
     train(runtime, 0, 1, in_backward ? IN_BACKWARD : AFTER, &alone);
@@ -167,6 +173,8 @@ static void has_the_bits_of_one_rank(struct member *member, enum order order)
         free(together.values[i]);
         free(alone.values[i]);
     }
+    /* That of 150,000 elements is larger than a block on each rank. */
+    HOLDS((together.early > 0 && together.undone > 0) == (order == EARLY));
     end(runtime, group, member);
 }
 
@@ -221,6 +229,94 @@ CLAIM(an_overflow_of_one_rank_skips_the_step_on_all)
     stw_view weights = fetch(at.runtime, at.parameter, STW_READ, STW_WHOLE);
     HOLDS(((const float *)weights.pointer)[N - 1] == 1.0F);
     let_go(&weights, 0);
+    end(at.runtime, at.group, member);
+}
+
+static void add_ones(stw_runtime *runtime, stw_tensor *gradient)
+{
+    stw_view view = fetch(runtime, gradient, STW_REDUCE, STW_WHOLE);
+    for (uint64_t k = 0; k < N; ++k) ((float *)view.pointer)[k] = 1.0F;
+    let_go(&view, 0);
+}
+
+/* Of what is there gathered, of a state too, the bytes are those before the step. */
+CLAIM(what_a_step_changes_is_gathered_again)
+{
+    stw_group *group = join(member);
+    stw_runtime *runtime = open_on(group, member, 48);
+    stw_optimizer *optimizer = optimizer_make(runtime, STW_OPTIMIZER_ADAMW);
+    stw_tensor *parameter = make(runtime, "p", N, STW_ROLE_PARAM, STW_PARTITION_SHARDED);
+    stw_tensor *gradient = make(runtime, "g", N, STW_ROLE_GRAD, STW_PARTITION_SHARDED);
+    stw_tensor *moment = NULL;
+    float before[2] = {0, 0};
+    SUCCEEDS(stw_tensor_fill(parameter, 1.0, NULL));
+    optimizer_add(optimizer, parameter, gradient);
+    SUCCEEDS(stw_optimizer_state(optimizer, parameter, "exp_avg", &moment));
+    stw_tensor *const read[2] = {parameter, moment};
+    for (int step = 0; step < 3; ++step) {
+        stw_update_options named = {
+            .struct_size = sizeof named, .parameters = &parameter, .parameter_count = 1};
+        add_ones(runtime, gradient);
+        SUCCEEDS(stw_optimizer_step(optimizer, step == 1 ? &named : NULL, NULL));
+        for (int i = 0; i < 2; ++i) {
+            stw_view view = fetch(runtime, read[i], STW_READ, STW_WHOLE);
+            const float *values = view.pointer;
+            HOLDS(values[0] != before[i] && values[N - 1] == values[0]);
+            before[i] = values[0];
+            let_go(&view, 0);
+        }
+    }
+    end(runtime, group, member);
+}
+
+static stw_status try_fetch(stw_runtime *runtime, stw_tensor *tensor, uint32_t access)
+{
+    stw_fetch_request request = {
+        .struct_size = sizeof request, .tensor = tensor, .access = access, .scope = STW_WHOLE};
+    stw_view view;
+    const stw_status status = stw_fetch(runtime, NULL, &request, 1, &view);
+    if (status >= 0) let_go(&view, 0);
+    return status;
+}
+
+/* A gather of it would come before the verdict that it waits for. All ranks are told so alike, also
+ * of what was never gathered, and of the gradient and the states. */
+CLAIM(what_awaits_its_verdict_is_not_gathered)
+{
+    struct descent at = descend(member);
+    stw_update_result result = STW_UPDATE_RESULT_INIT;
+    stw_update_options clip = {.struct_size = sizeof clip, .clip_norm = 1e12};
+    for (int step = 0; step < 3; ++step) {
+        add_ones(at.runtime, at.gradient);
+        if (step > 0) SUCCEEDS(try_fetch(at.runtime, at.parameter, STW_READ));
+        update_early(at.optimizer, at.parameter);
+        HOLDS(try_fetch(at.runtime, at.parameter, STW_READ) == STW_ERROR_BUSY);
+        HOLDS(strstr(stw_last_error(), "\"p\" was updated speculatively") != NULL);
+        HOLDS(try_fetch(at.runtime, at.parameter, STW_WRITE) == STW_ERROR_BUSY);
+        HOLDS(try_fetch(at.runtime, at.gradient, STW_READ) == STW_ERROR_BUSY);
+        SUCCEEDS(stw_optimizer_step(at.optimizer, &clip, &result));
+        HOLDS(result.updated == 1);
+        SUCCEEDS(try_fetch(at.runtime, at.parameter, STW_READ));
+    }
+    end(at.runtime, at.group, member);
+}
+
+/* Its slices are written when the view ends, so it is updated after the verdict. */
+CLAIM(what_is_open_to_be_written_gathered_is_not_updated_before_the_verdict)
+{
+    struct descent at = descend(member);
+    stw_update_result result = STW_UPDATE_RESULT_INIT;
+    stw_update_options clip = {.struct_size = sizeof clip, .clip_norm = 1e12};
+    add_ones(at.runtime, at.gradient);
+    stw_view view = fetch(at.runtime, at.parameter, STW_WRITE, STW_WHOLE);
+    update_early(at.optimizer, at.parameter);
+    for (uint64_t k = 0; k < N; ++k) ((float *)view.pointer)[k] = 2.0F;
+    let_go(&view, 0);
+    SUCCEEDS(stw_optimizer_step(at.optimizer, &clip, &result));
+    HOLDS(result.updated == 1 && result.early == 0);
+    view = fetch(at.runtime, at.parameter, STW_READ, STW_WHOLE);
+    HOLDS(((const float *)view.pointer)[N - 1] < 2.0F);
+    let_go(&view, 0);
     end(at.runtime, at.group, member);
 }
 

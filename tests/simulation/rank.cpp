@@ -98,7 +98,7 @@ bool Rank::done() const
 {
     return next_call_ == plan_.calls.size() && gathers_.idle() && shard_writes_.empty() &&
            local_fetches_.empty() && local_views_.empty() && machine_.idle() && started_.empty() &&
-           reading_.empty();
+           reading_.empty() && verdicts_.empty() && early_.empty();
 }
 
 std::string Rank::state() const
@@ -116,14 +116,14 @@ bool Rank::step()
     if (dead()) return false;
     const uint64_t kind = random_.below(10);
     if (kind < 4 && machine_.advance()) {
-    } else if (kind < 6 && finish_collective()) {
+    } else if (kind < 6 && (advance_verdict() || finish_collective())) {
     } else if (kind < 8 && make_call()) {
     } else if (kind == 8 && next_call_ < plan_.calls.size()) {
         local_load();
     } else if (kind == 9 && !local_views_.empty()) {
         release_local();
     } else if (machine_.advance()) {
-    } else if (!finish_collective() && !make_call()) {
+    } else if (!advance_verdict() && !finish_collective() && !make_call()) {
         if (local_views_.empty()) return false;
         release_local();
     }
@@ -144,6 +144,8 @@ bool Rank::make_call()
         break;
     case RankCall::Kind::kWrite:
     case RankCall::Kind::kUpdate: call_write(call); break;
+    case RankCall::Kind::kEarly: call_early(call.wholes[0]); break;
+    case RankCall::Kind::kVerdict: call_verdict(); break;
     }
     next_call_++;
     execute();
@@ -191,9 +193,17 @@ bool Rank::call_release(const RankCall &call)
     return true;
 }
 
+// The program may write none of these before their verdict, nor update them once more.
+bool Rank::awaits_verdict(WholeId whole) const
+{
+    return std::any_of(early_.begin(), early_.end(),
+                       [whole](const ShardWrite &write) { return write.whole == whole; });
+}
+
 void Rank::call_write(const RankCall &call)
 {
     const WholeId whole = call.wholes[0];
+    if (awaits_verdict(whole)) return;
     const bool update = call.kind == RankCall::Kind::kUpdate;
     if (update) {
         gathers_.update(whole, out_);
@@ -204,22 +214,71 @@ void Rank::call_write(const RankCall &call)
     ShardWrite write;
     write.whole = whole;
     write.version = ++versions_[whole];
-    FetchAsked asked;
-    asked.flags = kFetchWaitRoom;
     if (update) {
         write.claim = machine_.core.claim();
         machine_.core.claim_tensor(write.claim, tensors_[whole].shard);
-        asked.claim = write.claim;
     } else {
         program_waits_++;
     }
+    fetch_to_write(write);
+}
+
+void Rank::fetch_to_write(const ShardWrite &write)
+{
+    FetchAsked asked;
+    asked.flags = kFetchWaitRoom;
+    asked.claim = write.claim;
     Request request;
-    request.tensor = tensors_[whole].shard;
+    request.tensor = tensors_[write.whole].shard;
     request.access = Access::kWrite;
     request.place = kDevice;
-    request.byte_count = tensors_[whole].shard_bytes;
+    request.byte_count = tensors_[write.whole].shard_bytes;
     asked.requests.push_back(request);
     shard_writes_[machine_.core.fetch(asked, out_)] = write;
+}
+
+void Rank::call_early(WholeId whole)
+{
+    if (awaits_verdict(whole)) return;
+    gathers_.update(whole, out_);
+    gathers_.set_undecided(whole, true);
+    ShardWrite write;
+    write.whole = whole;
+    write.version = ++versions_[whole];
+    write.claim = machine_.core.claim();
+    machine_.core.claim_tensor(write.claim, tensors_[whole].shard);
+    early_.push_back(write);
+    journal_.line("rank %u updates %u before the verdict", rank_, whole);
+}
+
+void Rank::call_verdict()
+{
+    Verdict verdict;
+    verdict.number = verdicts_called_++;
+    verdict.after = gathers_.ledger().last_gather();
+    verdict.writes.swap(early_);
+    for (const ShardWrite &write : verdict.writes) gathers_.set_undecided(write.whole, false);
+    verdicts_.push_back(std::move(verdict));
+    journal_.line("rank %u calls for verdict %zu", rank_, verdicts_.back().number);
+}
+
+// True if this rank has started the first verdict, or knows it.
+bool Rank::advance_verdict()
+{
+    if (verdicts_.empty()) return false;
+    Verdict &front = verdicts_.front();
+    if (!front.started) {
+        if (collectives_ < front.after) return false;
+        front.started = true;
+        fabric_.start_verdict(front.number);
+        return true;
+    }
+    if (!fabric_.verdict_ready(front.number)) return false;
+    for (const ShardWrite &write : front.writes) fetch_to_write(write);
+    verdicts_.pop_front();
+    read_front();
+    execute();
+    return true;
 }
 
 std::vector<Slot> Rank::slots(TensorId tensor)
@@ -265,6 +324,7 @@ bool Rank::granted(Granted &granted, Commands &)
 {
     if (journal_.failed()) return true;
     if (granted.fetch == shard_read_) {
+        shard_read_ = 0;
         take_shard(granted.grants[0]);
         return true;
     }
@@ -351,7 +411,15 @@ void Rank::start(const StartGather &start)
         if (journal_.failed()) return;
     }
     reading_.push_back({start, {}});
-    if (reading_.size() == 1) read_next_shard();
+    read_front();
+}
+
+// Collectives run one at a time: a gather after a verdict reads nothing before that is known.
+void Rank::read_front()
+{
+    if (reading_.empty() || shard_read_ != 0) return;
+    const GatherId gather = reading_.front().start.gather;
+    if (verdicts_.empty() || gather <= verdicts_.front().after) read_next_shard();
 }
 
 // Under the claim of the gather, of which nothing else of this rank is pinned but the wholes.
@@ -415,7 +483,7 @@ void Rank::start_front()
     fabric_.start(rank_, front.start, front.shards);
     started_.push_back(front.start);
     reading_.pop_front();
-    if (!reading_.empty()) read_next_shard();
+    read_front();
 }
 
 // Collectives of one group end in order.

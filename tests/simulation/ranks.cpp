@@ -37,6 +37,7 @@ RankPlan choose_plan(Random &random, bool many)
     if (random.chance(50))
         plan.bucket_bytes = random.between(32, 32ull * plan.whole_blocks) * kBlockBytes;
     plan.ahead_max = static_cast<uint32_t>(random.below(4));
+    const bool speculates = random.chance(40);
     // Every tensor is written once, so that there is something to gather.
     for (WholeId whole = 0; whole < tensors; whole++) {
         plan.calls.push_back({RankCall::Kind::kWrite, {whole}, 0});
@@ -64,11 +65,15 @@ RankPlan choose_plan(Random &random, bool many)
             call.kind = kind == 8 ? RankCall::Kind::kWrite : RankCall::Kind::kUpdate;
             call.wholes.push_back(static_cast<WholeId>(random.below(tensors)));
         }
+        if (call.kind == RankCall::Kind::kUpdate && speculates) {
+            call.kind = random.chance(60) ? RankCall::Kind::kEarly : RankCall::Kind::kVerdict;
+        }
         plan.calls.push_back(call);
     }
     for (const size_t fetch : open) {
         plan.calls.push_back({RankCall::Kind::kRelease, {}, fetch});
     }
+    if (speculates) plan.calls.push_back({RankCall::Kind::kVerdict, {}, 0});
     if (many) choose_troubles(random, plan);
     return plan;
 }

@@ -16,7 +16,8 @@ using namespace gathering;
 
 // One call of the program that all ranks run.
 struct RankCall {
-    enum class Kind { kFetch, kRelease, kWrite, kUpdate };
+    // kEarly: an update that ends with the next kVerdict, which is a collective.
+    enum class Kind { kFetch, kRelease, kWrite, kUpdate, kEarly, kVerdict };
     Kind kind = Kind::kFetch;
     std::vector<WholeId> wholes;
     size_t fetch = 0;     // of a release: which fetch call, by its number among fetches
@@ -49,6 +50,11 @@ public:
     [[nodiscard]] bool failed(GatherId gather) const { return gathers_.at(gather).failed; }
     // Some rank takes no bytes.
     [[nodiscard]] bool partial(GatherId gather) const { return gathers_.at(gather).partial; }
+    void start_verdict(size_t verdict) { ++verdicts_[verdict]; }
+    [[nodiscard]] bool verdict_ready(size_t verdict) const
+    {
+        return broken_ || verdicts_.at(verdict) == started_.size();
+    }
     // A rank is gone: nothing is ready any more, and all are told.
     void break_down() { broken_ = true; }
     [[nodiscard]] bool broken() const { return broken_; }
@@ -69,6 +75,7 @@ private:
     bool broken_ = false;
     std::vector<GatherId> started_;  // the last one of each rank
     std::map<GatherId, Collective> gathers_;
+    std::map<size_t, size_t> verdicts_;  // by number, the ranks that started it
     Journal &journal_;
 };
 
@@ -116,6 +123,13 @@ private:
         Request request;
         Grant grant;
     };
+    // Of the updates before it, after the gathers that were called for before it.
+    struct Verdict {
+        size_t number = 0;
+        GatherId after = 0;
+        bool started = false;
+        std::vector<ShardWrite> writes;
+    };
     // A gather whose own shards are being read, one after the other.
     struct Reading {
         StartGather start;
@@ -127,8 +141,14 @@ private:
     void call_fetch(const RankCall &call);
     bool call_release(const RankCall &call);
     void call_write(const RankCall &call);
+    [[nodiscard]] bool awaits_verdict(WholeId whole) const;
+    void call_early(WholeId whole);
+    void call_verdict();
+    bool advance_verdict();
+    void fetch_to_write(const ShardWrite &write);
     void write_shard(const ShardWrite &write, const Grant &grant);
     void start(const StartGather &start);
+    void read_front();
     void read_next_shard();
     void take_shard(const Grant &grant);
     void start_front();
@@ -159,9 +179,12 @@ private:
     std::vector<Open> open_;
     std::map<uint64_t, size_t> numbers_;  // the call of WholeGathers, to the fetch's number
     std::deque<Reading> reading_;         // the front one reads
-    FetchId shard_read_ = 0;
+    FetchId shard_read_ = 0;              // 0: none is being read
     std::vector<StartGather> started_;
     std::map<FetchId, ShardWrite> shard_writes_;
+    std::vector<ShardWrite> early_;  // that no verdict was called for
+    std::deque<Verdict> verdicts_;
+    size_t verdicts_called_ = 0;
     uint32_t program_waits_ = 0;  // for writes of its own
     std::vector<TensorId> local_tensors_;
     std::map<FetchId, Request> local_fetches_;

@@ -21,7 +21,8 @@ struct Sharding {
     // The gathered tensor in the core, made when it is first asked for; kNone before. Read without
     // the lock when any view of the tensor ends.
     std::atomic<residency::TensorId> whole{residency::kNone};
-    uint32_t whole_id = 0;  // in the ledger
+    uint32_t whole_id = 0;   // in the ledger
+    bool undecided = false;  // updated speculatively, also if that is without effect on this rank
     // This rank's part of a sum, released with MORE; it goes out with the next release without.
     residency::TensorId partial = residency::kNone;
 

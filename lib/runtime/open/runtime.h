@@ -79,9 +79,9 @@ public:
                             tensors.zeros, meters, ranks.memory, ranks.shards, ranks.collectives},
                     .sums{ground, addresses.table, tensors.buffers, updates.pieces, meters,
                           ranks.memory, ranks.shards, ranks.collectives, ranks.wholes}};
-    OptimizerTable optimizers{ground,         tensors.placement, tensors.zeros,  restored,
-                              addresses.sink, tensors.registry,  views.sleepers, ranks.collectives,
-                              ranks.sums,     updates.devices,   updates.pieces};
+    OptimizerTable optimizers{ground,         tensors.placement, tensors.zeros,   restored,
+                              addresses.sink, tensors.registry,  views.sleepers,  ranks.collectives,
+                              ranks.wholes,   ranks.sums,        updates.devices, updates.pieces};
     CallsRoom calls;
     DurableRoom durable{.opening{ground, restored},
                         .commits{ground, restored, tensors.zeros, tensors.registry, ranks.shards,

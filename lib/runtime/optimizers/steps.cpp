@@ -7,6 +7,7 @@
 #include "lib/runtime/group/state.h"
 #include "lib/runtime/ranks/collectives.h"
 #include "lib/runtime/ranks/sums.h"
+#include "lib/runtime/ranks/wholes.h"
 #include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/tensors/placement.h"
@@ -103,15 +104,10 @@ Status OptimizerTable::optimizer_step(stw_optimizer *optimizer, const stw_update
     step.clip_norm = options.clip_norm;
     step.norm_type = options.norm_type;
     step.timeout_ns = dispatch_.timeout(options.timeout_ns);
-    // A gather that was agreed on before would wait for a verdict that is queued behind it, so over
-    // ranks all is updated after the verdict.
-    constexpr uint32_t kRefused = STW_UPDATE_WAIT | STW_UPDATE_MEASURE;
     const bool speculates = (step.flags & STW_UPDATE_SPECULATE) != 0;
-    const bool refused = result_out || (step.flags & kRefused) != 0;
-    if (speculates && machine_.ranks && !refused) return {};
     update::StepResult result;
     const residency::Instant begin = dispatch_.now();
-    Status status = machine_.ranks ? step_on_ranks(body, tensors, step, &result)
+    Status status = machine_.ranks ? step_on_ranks(body, tensors, some, step, &result)
                                    : body.optimizer->step(step, &result);
     if (result_out) {
         MutexLock lock(dispatch_.mutex());
@@ -142,10 +138,29 @@ void OptimizerTable::tell_misses(OptimizerBody &body)
                         body.name.c_str());
 }
 
+// All that a step changes, whether it has elements on this rank or not: parameters, their gradients
+// and states.
+std::vector<stw_tensor *> OptimizerTable::changed_by(const OptimizerBody &body,
+                                                     std::vector<stw_tensor *> named,
+                                                     bool some) const
+{
+    std::vector<stw_tensor *> changed;
+    std::sort(named.begin(), named.end());
+    const auto add = [&](const stw_tensor *parameter, stw_tensor *tensor) {
+        const bool is_named = !some || std::binary_search(named.begin(), named.end(), parameter);
+        if (is_named && tensor->sharding) changed.push_back(tensor);
+    };
+    for (const OwnedState &state : body.states) add(state.parameter, state.tensor);
+    MutexLock lock(dispatch_.mutex());
+    for (size_t i = 0; i < body.held.size(); ++i) add(body.held[i / 2 * 2], body.held[i]);
+    return changed;
+}
+
 // A step whose verdict is that of all ranks. If collectives run on the callers' threads, this one
 // executes them until the verdict is known.
 Status OptimizerTable::step_on_ranks(OptimizerBody &body, const std::vector<stw_tensor *> &tensors,
-                                     update::StepOptions step, update::StepResult *result)
+                                     bool some, update::StepOptions step,
+                                     update::StepResult *result)
 {
     const residency::Instant begin = dispatch_.now();
     const residency::Instant deadline = begin + step.timeout_ns;
@@ -166,10 +181,17 @@ Status OptimizerTable::step_on_ranks(OptimizerBody &body, const std::vector<stw_
             return (!has_verdict || collectives_.is_idle()) && body.optimizer->may_begin(step);
         }));
     }
-    const std::shared_ptr<LocalVerdict> verdict = sums_.queue_verdict(body, tensors, step);
+    const std::vector<stw_tensor *> changed = changed_by(body, tensors, some);
+    const bool early = (step.flags & STW_UPDATE_SPECULATE) != 0;
+    // The slices of what is written gathered are written when that ends, which may be before the
+    // verdict in the order of collectives: updated after it.
+    if (early && wholes_.written_gathered(changed)) return {};
+    const std::shared_ptr<LocalVerdict> verdict = sums_.queue_verdict(body, tensors, changed, step);
     step.agreement = verdict.get();
     step.returns = here && verdict;
     Status status = body.optimizer->step(step, result);
+    const bool begun = verdict ? verdict->adopted : status.ok();
+    if (begun && (step.flags & STW_UPDATE_MEASURE) == 0) wholes_.set_undecided(changed, early);
     if (!verdict) return status;
     if (!verdict->adopted) verdict->retract(status);
     if (!here || !status.ok()) return status;

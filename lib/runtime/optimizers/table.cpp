@@ -53,8 +53,8 @@ Status mismatch(const stw_tensor *parameter, const char *why)
 OptimizerTable::OptimizerTable(const Ground &ground, Placement &placement, OwedZeros &zeros,
                                RestoredTensors &restored, TransferSink &sink,
                                TensorRegistry &registry, Sleepers &sleepers,
-                               Collectives &collectives, Sums &sums, DeviceUpdates &devices,
-                               TierAccess &pieces)
+                               Collectives &collectives, Wholes &wholes, Sums &sums,
+                               DeviceUpdates &devices, TierAccess &pieces)
     : Grounded(ground),
       placement_(placement),
       zeros_(zeros),
@@ -63,6 +63,7 @@ OptimizerTable::OptimizerTable(const Ground &ground, Placement &placement, OwedZ
       registry_(registry),
       sleepers_(sleepers),
       collectives_(collectives),
+      wholes_(wholes),
       sums_(sums),
       devices_(devices),
       pieces_(pieces)

@@ -26,6 +26,7 @@ class TensorRegistry;
 class Sleepers;
 class Collectives;
 class Sums;
+class Wholes;
 class DeviceUpdates;
 class TierAccess;
 
@@ -33,8 +34,8 @@ class OptimizerTable final : public DispatchHook, Grounded {
 public:
     OptimizerTable(const Ground &ground, Placement &placement, OwedZeros &zeros,
                    RestoredTensors &restored, TransferSink &sink, TensorRegistry &registry,
-                   Sleepers &sleepers, Collectives &collectives, Sums &sums, DeviceUpdates &devices,
-                   TierAccess &pieces);
+                   Sleepers &sleepers, Collectives &collectives, Wholes &wholes, Sums &sums,
+                   DeviceUpdates &devices, TierAccess &pieces);
     ~OptimizerTable() override;
 
     Status create_optimizer(const stw_optimizer_options &options, stw_optimizer **optimizer_out);
@@ -82,7 +83,10 @@ private:
     Status check_entry(const OptimizerBody &body, const stw_optimizer_entry &entry) const;
     [[nodiscard]] collective::Range own_part(const stw_optimizer_entry &entry) const;
     void tell_misses(OptimizerBody &body);
-    Status step_on_ranks(OptimizerBody &body, const std::vector<stw_tensor *> &tensors,
+    [[nodiscard]] std::vector<stw_tensor *> changed_by(const OptimizerBody &body,
+                                                       std::vector<stw_tensor *> named,
+                                                       bool some) const;
+    Status step_on_ranks(OptimizerBody &body, const std::vector<stw_tensor *> &tensors, bool some,
                          update::StepOptions step, update::StepResult *result);
     Status make_entry(OptimizerBody &body, const stw_optimizer_entry &entry,
                       update::Entry *entry_out);
@@ -101,6 +105,7 @@ private:
     TensorRegistry &registry_;
     Sleepers &sleepers_;
     Collectives &collectives_;
+    Wholes &wholes_;
     Sums &sums_;
     DeviceUpdates &devices_;
     TierAccess &pieces_;

@@ -319,6 +319,7 @@ StepSpec Sums::describe_step(const OptimizerBody &body, const std::vector<stw_te
 // updated are invalid from here on.
 std::shared_ptr<LocalVerdict> Sums::queue_verdict(OptimizerBody &body,
                                                   const std::vector<stw_tensor *> &parameters,
+                                                  const std::vector<stw_tensor *> &changed,
                                                   const update::StepOptions &step)
 {
     std::shared_ptr<LocalVerdict> verdict;
@@ -331,7 +332,7 @@ std::shared_ptr<LocalVerdict> Sums::queue_verdict(OptimizerBody &body,
     if (verdict) next->step = describe_step(body, parameters, step);
     dispatch_.act([&](Core &, Commands &out) STW_REQUIRES(runtime_lock) {
         if ((step.flags & STW_UPDATE_MEASURE) == 0) {
-            for (const stw_tensor *parameter : parameters) wholes_.update_shards(parameter, out);
+            for (const stw_tensor *tensor : changed) wholes_.update_shards(tensor, out);
         }
         if (verdict) collectives_.queue_collective(std::move(next));
     });

@@ -46,6 +46,7 @@ public:
                         const Status &cause);
     std::shared_ptr<LocalVerdict> queue_verdict(OptimizerBody &body,
                                                 const std::vector<stw_tensor *> &parameters,
+                                                const std::vector<stw_tensor *> &changed,
                                                 const update::StepOptions &step);
 
     ViewKind &views() { return *this; }

@@ -103,6 +103,7 @@ Status Wholes::make_whole(stw_tensor &tensor)
         Result<WholeId> id = machine_.ranks->queue.gathers.add(tensor.name, tensors);
         status = std::move(id.status());
         if (id.ok()) sharding.whole_id = id.value();
+        if (id.ok()) machine_.ranks->queue.gathers.set_undecided(id.value(), sharding.undecided);
     }
     if (!status.ok()) {
         Commands out;
@@ -469,6 +470,29 @@ void Wholes::update_shards(const stw_tensor *tensor, Commands &out)
 {
     if (!tensor->sharding || tensor->sharding->whole == residency::kNone) return;
     machine_.ranks->queue.gathers.update(tensor->sharding->whole_id, out);
+}
+
+bool Wholes::written_gathered(const std::vector<stw_tensor *> &tensors) const
+{
+    MutexLock lock(dispatch_.mutex());
+    return std::any_of(
+        tensors.begin(), tensors.end(), [&](const stw_tensor *tensor) STW_REQUIRES(runtime_lock) {
+            const Sharding *sharding = tensor->sharding.get();
+            return sharding && sharding->whole != residency::kNone &&
+                   machine_.ranks->queue.gathers.ledger().written(sharding->whole_id);
+        });
+}
+
+void Wholes::set_undecided(const std::vector<stw_tensor *> &tensors, bool undecided)
+{
+    MutexLock lock(dispatch_.mutex());
+    for (const stw_tensor *tensor : tensors) {
+        Sharding *sharding = tensor->sharding.get();
+        if (!sharding) continue;
+        sharding->undecided = undecided;
+        if (sharding->whole == residency::kNone) continue;
+        machine_.ranks->queue.gathers.set_undecided(sharding->whole_id, undecided);
+    }
 }
 
 // Drops this rank's part of a sum that was to have MORE. If the pipeline still adds to it, a later

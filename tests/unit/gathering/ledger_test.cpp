@@ -92,6 +92,24 @@ TEST_F(LedgerTest, AnUpdateUnderOpenViewsDropsTheWholeWithTheLastOfThem)
     EXPECT_EQ(ledger_.used_blocks(), 0u);
 }
 
+TEST_F(LedgerTest, WhatAwaitsAVerdictIsRefusedUntilThen)
+{
+    const WholeId a = add(2);
+    const WholeId b = add(2);
+    use(a);
+    bool dropped = false;
+    ledger_.update(a, dropped);
+    ledger_.set_undecided(a, true);
+    for (const Access access : {Access::kRead, Access::kWrite}) {
+        const WholeDecision refused = ledger_.fetch({b, a}, access);
+        EXPECT_EQ(refused.status.code(), STW_ERROR_BUSY);
+        EXPECT_THAT(refused.status.sentence(), HasSubstr("\"w0\" was updated speculatively"));
+        EXPECT_FALSE(ledger_.present(b));
+    }
+    ledger_.set_undecided(a, false);
+    EXPECT_THAT(ledger_.fetch({a}, Access::kRead).gathers, ElementsAre(2u));
+}
+
 TEST_F(LedgerTest, AWriterIsAlone)
 {
     const WholeId a = add(2);

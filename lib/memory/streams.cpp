@@ -360,6 +360,12 @@ void DeviceStreams::end(Id id, SlotRange slots, bool wrote, Users *users) noexce
     if (stream.thread.load(std::memory_order_relaxed) == 0) {
         note_end(id, slots, wrote, users);
         stream.released.store(true, std::memory_order_release);
+        if (stream.marks_due.load(std::memory_order_relaxed) == 0) return;
+        MutexLock lock(mutex_);
+        if (marks_[id].marking) return;  // or the next copy makes it
+        const uint32_t due = stream.marks_due.load(std::memory_order_relaxed);
+        if (due > 0) stream.marks_due.store(due - 1, std::memory_order_relaxed);
+        (void)end_epoch(id);  // likewise
         return;
     }
     MutexLock lock(mutex_);  // before its words: who reads one waits for the mark
@@ -409,6 +415,7 @@ Status DeviceStreams::order_copies(SlotRange slots, bool writes, uint32_t copies
     for (Id id = 1; id < needs.size(); ++id) {
         uint64_t &behind = marks_[id].copies_behind[copies == STW_COPIES_OUT];
         if (needs[id] == 0 || behind >= needs[id]) continue;
+        streams_[id].marks_due.store(kMarksDue, std::memory_order_relaxed);
         Result<Mark> mark = mark_behind(id, needs[id]);
         if (!mark.ok()) return std::move(mark.status());
         mutex_.unlock();

@@ -4,9 +4,10 @@
 // stream, is ordered after a mark on that stream, on the device: the host waits for nothing.
 //
 // A release writes one word for each block and calls nothing. Its word has an epoch of the stream;
-// a mark ends an epoch, and is behind all that was released in it. Marks are made by copies, since
-// these have a thread of their own: so the mark of an epoch is close behind its last release, and
-// what is enqueued later need not be waited for.
+// a mark ends an epoch, and is behind all that was released in it. A copy that comes behind a stream
+// makes one, and so do the next releases on that stream: a program that only enqueues is far ahead
+// of its device, and a mark made when the next copy begins would be behind all that it has enqueued
+// since, so that copies and kernels would take turns.
 //
 // Copies into the device are one stream more, whose every copy is an epoch: a view may be had when
 // its copy is enqueued, and the stream that has it comes behind that.
@@ -109,6 +110,7 @@ private:
     Status take_over(Id id, void *stream, uint64_t thread) STW_REQUIRES(mutex_);
 
     static constexpr size_t kMarksKept = 32;
+    static constexpr uint32_t kMarksDue = 64;
     struct Mark {
         uint64_t epoch = 0;  // that it ended
         uint64_t number = 0;
@@ -120,6 +122,8 @@ private:
         std::atomic<uint64_t> thread{0};
         std::atomic<uint64_t> epoch{1};
         std::atomic<bool> released{false};  // something, in this epoch
+        // Releases that make a mark themselves, from the last copy on that came behind the stream.
+        std::atomic<uint32_t> marks_due{0};
         // Written under the lock: behind what this stream comes, epochs of the others and words of
         // kSeveral.
         std::array<std::atomic<uint64_t>, kStreamsMax + 1> streams_behind{};

@@ -161,5 +161,32 @@ TEST_F(CudaRuntime, KernelsAndBothDirectionsOverlap)
     EXPECT_LT(stw_double_settle() - begin, kRounds * kTensors * kNs * 4 / 3);
 }
 
+// A program that only enqueues is ahead of its device: a copy to where a released tensor was comes
+// after that release, and not after what was enqueued until the copy began. In virtual time.
+TEST_F(CudaRuntime, ACopyWaitsForNothingThatWasEnqueuedAfterTheRelease)
+{
+    constexpr uint64_t kBlocks = 8;
+    open("seed=1", 2 * kBlocks, 8 * kBlocks);
+    wait_registered();
+    std::vector<stw_tensor *> tensors;
+    for (uint64_t i = 0; i < 4; ++i)
+        tensors.push_back(make("t" + std::to_string(i), kBlocks * kBlock / 4));
+    stw_view held, view;
+    ASSERT_OK(fetch(tensors[0], STW_READ, streams_[1], &held));
+    // Each comes to the place of the one before it.
+    for (const uint64_t i : {1, 2, 3}) {
+        ASSERT_OK(fetch(tensors[i], STW_READ, streams_[0], &view));
+        ASSERT_EQ(stw_double_compute(streams_[0], 1), 0);
+        ASSERT_OK(stw_release(&view, 1, streams_[0], STW_RELEASE_FAR));
+    }
+    const uint64_t begin = stw_double_time();
+    ASSERT_EQ(stw_double_compute(streams_[0], kLongNs), 0);
+    ASSERT_OK(fetch(tensors[1], STW_READ, streams_[1], &view));
+    ASSERT_EQ(cuStreamSynchronize(streams_[1]), 0);
+    EXPECT_LT(stw_double_time(), begin + kLongNs);
+    ASSERT_OK(stw_release(&view, 1, streams_[1], 0));
+    ASSERT_OK(stw_release(&held, 1, streams_[1], 0));
+}
+
 }  // namespace
 }  // namespace stepwell

@@ -13,6 +13,7 @@ struct StepModel {
     std::vector<residency::TensorId> ids;      // their ids in the core; kNone: destroyed since
     schedule::Step step;                       // made by completed()
     schedule::Machine machine;
+    uint32_t enqueued = 0;  // places where releases are ahead of the device, a bit each
 };
 
 }  // namespace stepwell

@@ -231,6 +231,8 @@ void StepModels::copy_steps(const std::vector<const schedule::Step *> &steps,
         model->specs.back() = dispatch_.core.spec(id);
     }
     model->machine.config = room_beside(blocks_of_others(model->ids));
+    for (residency::PlaceId place = 0; place < machine_.tiers.host(); ++place)
+        model->enqueued |= machine_.tiers[place].streams ? 1u << place : 0u;
 }
 
 // With no lock held: numbers the tensors and completes the machine.
@@ -259,6 +261,10 @@ schedule::Step StepModels::complete_step(schedule::Step step, const StepModel &m
     schedule::fold_sums(step, buffers);
     schedule::Step complete = schedule::completed(step, copy_bytes_of(model.machine.config));
     end_gone_tensors(model.ids, complete);
+    std::vector<uint64_t> budgets;
+    for (const residency::PlaceConfig &place : model.machine.config.places)
+        budgets.push_back(uint64_t{place.blocks} * model.machine.config.block_bytes);
+    schedule::delay_releases(complete, model.enqueued, budgets);
     return complete;
 }
 

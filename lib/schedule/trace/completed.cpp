@@ -325,6 +325,97 @@ void fold_sums(Step &step, const std::vector<bool> &buffers)
     step = std::move(folded);
 }
 
+namespace {
+
+class Delay {
+public:
+    Delay(uint32_t enqueued, const std::vector<uint64_t> &budgets)
+        : enqueued_(enqueued), budgets_(budgets), open_bytes_(budgets.size())
+    {
+    }
+
+    Step make(const Step &step)
+    {
+        for (size_t i = 0; i < step.size(); ++i) {
+            const Event &event = step[i];
+            // Who uses the tensor next may wait for this very view.
+            release([&event](const Event &late) { return late.tensor == event.tensor; });
+            if (event.lane == Lane::kUpdate || event.act == Act::kDiscard) {
+                put(event);
+            } else if (event.act == Act::kRelease) {
+                if (is_enqueued(event)) {
+                    late_.push_back(event);
+                    carried_ns_ += std::exchange(late_.back().compute_ns, 0);
+                } else {
+                    put(event);
+                }
+            } else {
+                i = put_call(step, i);
+                release([](const Event &) { return true; });
+            }
+        }
+        release([](const Event &) { return true; });
+        return std::move(out_);
+    }
+
+private:
+    [[nodiscard]] bool is_enqueued(const Event &event) const
+    {
+        return event.place < budgets_.size() && (enqueued_ >> event.place & 1) != 0;
+    }
+    // Returns the index of its last event.
+    size_t put_call(const Step &step, size_t first)
+    {
+        size_t last = first;
+        while (step[last].with_next && last + 1 < step.size()) ++last;
+        std::vector<uint64_t> bytes = open_bytes_;
+        for (size_t i = first; i <= last; ++i)
+            if (is_enqueued(step[i])) bytes[step[i].place] += step[i].byte_count;
+        for (size_t i = first; i <= last; ++i) {
+            release([&](const Event &late) {
+                return bytes[late.place] > budgets_[late.place] || late.tensor == step[i].tensor;
+            });
+        }
+        for (size_t i = first; i <= last; ++i) put(step[i]);
+        return last;
+    }
+    template <class Which> void release(Which &&which)
+    {
+        for (size_t i = 0; i < late_.size();) {
+            if (!which(late_[i])) {
+                ++i;
+                continue;
+            }
+            put(late_[i]);
+            late_.erase(late_.begin() + static_cast<std::ptrdiff_t>(i));
+        }
+    }
+    void put(Event event)
+    {
+        if (event.lane == Lane::kProgram) event.compute_ns += std::exchange(carried_ns_, 0);
+        if (event.lane == Lane::kProgram && is_enqueued(event)) {
+            uint64_t &bytes = open_bytes_[event.place];
+            if (event.act == Act::kFetch) bytes += event.byte_count;
+            if (event.act == Act::kRelease) bytes -= std::min(bytes, event.byte_count);
+        }
+        out_.push_back(event);
+    }
+
+    const uint32_t enqueued_;
+    const std::vector<uint64_t> &budgets_;
+    std::vector<uint64_t> open_bytes_;  // of views, by place
+    std::vector<Event> late_;
+    uint64_t carried_ns_ = 0;
+    Step out_;
+};
+
+}  // namespace
+
+void delay_releases(Step &step, uint32_t enqueued, const std::vector<uint64_t> &budgets)
+{
+    if (enqueued != 0) step = Delay(enqueued, budgets).make(step);
+}
+
 Step completed(const Step &recorded, uint64_t copy_bytes)
 {
     Step step = recorded;

@@ -58,6 +58,41 @@ uint64_t compute_of(const Step &step)
     return compute_ns;
 }
 
+std::string delayed(Step step, uint64_t budget_blocks)
+{
+    std::vector<uint64_t> budgets(kDevice + 1);
+    budgets[kDevice] = budget_blocks * kBlock;
+    const uint64_t compute_ns = compute_of(step);
+    delay_releases(step, 1u << kDevice, budgets);
+    EXPECT_EQ(compute_of(step), compute_ns);
+    return order(step);
+}
+
+TEST(DelayedReleases, ComeAfterTheNextCall)
+{
+    const Step step = {fetch_of(0),   release_of(0, Access::kRead, 5), fetch_of(1),
+                       release_of(1), fetch_of(2, Access::kRead, 7),   release_of(2)};
+    EXPECT_EQ(delayed(step, 2), "f0 f1 r0 f2 r1 r2");
+    EXPECT_EQ(delayed(step, 1), "f0 r0 f1 r1 f2 r2");
+    Step elsewhere = step;
+    delay_releases(elsewhere, 0, {});
+    EXPECT_EQ(order(elsewhere), order(step));
+}
+
+TEST(DelayedReleases, LetTheNextUserOfTheTensorGoOn)
+{
+    Event first = fetch_of(1);
+    first.with_next = true;
+    EXPECT_EQ(delayed({fetch_of(0), release_of(0), first, fetch_of(0, Access::kWrite),
+                       release_of(1), release_of(0, Access::kWrite), discard_of(0)},
+                      8),
+              "f0 r0 f1 f0 r0 d0 r1");
+    Event update = fetch_of(0, Access::kReadWrite);
+    update.lane = Lane::kUpdate;
+    EXPECT_EQ(delayed({fetch_of(0), release_of(0), update, fetch_of(1), release_of(1)}, 8),
+              "f0 r0 f0 f1 r1");
+}
+
 class CompletedTest : public ReplayTest {
 protected:
     // Twice, as what is left behind by the first must do for the second.

@@ -42,8 +42,8 @@ CLAIM(shards_are_copied_and_converted)
     end(runtime, group, member);
 }
 
-/* Two small tensors are gathered together. The shard of the first cannot be read, so nobody asks for
- * that of the second, which is on its way. */
+/* Two small tensors are gathered together. The shard of the first cannot be read, so nobody asks
+ * for that of the second, which is on its way. */
 CLAIM(a_gather_that_fails_leaves_no_hints)
 {
     enum { PAIR = 2 };

@@ -292,6 +292,7 @@ Status DeviceStreams::begin(Id id, SlotRange slots, bool writes)
     for (Id other = 1; other < needs.size(); ++other) {
         std::atomic<uint64_t> &behind = stream.streams_behind[other];
         if (needs[other] == 0 || behind.load(std::memory_order_relaxed) >= needs[other]) continue;
+        streams_[other].marks_due.store(kMarksDue, std::memory_order_relaxed);
         Result<Mark> mark = mark_behind(other, needs[other]);
         if (!mark.ok()) return std::move(mark.status());
         void *const handle = stream.handle.load(std::memory_order_relaxed);

@@ -4,10 +4,10 @@
 // stream, is ordered after a mark on that stream, on the device: the host waits for nothing.
 //
 // A release writes one word for each block and calls nothing. Its word has an epoch of the stream;
-// a mark ends an epoch, and is behind all that was released in it. A copy that comes behind a
-// stream makes one, and so do the next releases on that stream: a program that only enqueues is far
-// ahead of its device, and a mark made when the next copy begins would be behind all that it has
-// enqueued since, so that copies and kernels would take turns.
+// a mark ends an epoch, and is behind all that was released in it. What comes behind a stream, a
+// copy or another stream, makes one, and so do the next releases on that stream: a program that
+// only enqueues is far ahead of its device, and a mark made when the next copy begins would be
+// behind all that it has enqueued since, so that copies and kernels would take turns.
 //
 // Copies into the device are one stream more, whose every copy is an epoch: a view may be had when
 // its copy is enqueued, and the stream that has it comes behind that.
@@ -122,7 +122,7 @@ private:
         std::atomic<uint64_t> thread{0};
         std::atomic<uint64_t> epoch{1};
         std::atomic<bool> released{false};  // something, in this epoch
-        // Releases that make a mark themselves, from the last copy on that came behind the stream.
+        // Releases that make a mark themselves, since something came behind the stream.
         std::atomic<uint32_t> marks_due{0};
         // Written under the lock: behind what this stream comes, epochs of the others and words of
         // kSeveral.

@@ -161,6 +161,28 @@ TEST_F(CudaRuntime, KernelsAndBothDirectionsOverlap)
     EXPECT_LT(stw_double_settle() - begin, kRounds * kTensors * kNs * 4 / 3);
 }
 
+// Likewise for another stream.
+TEST_F(CudaRuntime, AStreamWaitsForNothingThatWasEnqueuedAfterTheRelease)
+{
+    open("seed=1", 24, 64);
+    wait_registered();
+    stw_tensor *const tensors[] = {make("first", kBlock / 4), make("second", kBlock / 4)};
+    uint64_t begin = 0;
+    for (stw_tensor *const tensor : tensors) {
+        stw_view view;
+        ASSERT_OK(fetch(tensor, STW_READ, streams_[0], &view));
+        ASSERT_OK(stw_release(&view, 1, streams_[0], 0));
+        begin = stw_double_settle();
+        if (tensor == tensors[1]) {
+            ASSERT_EQ(stw_double_compute(streams_[0], kLongNs), 0);
+        }
+        ASSERT_OK(fetch(tensor, STW_READ_WRITE, streams_[1], &view));
+        ASSERT_EQ(cuStreamSynchronize(streams_[1]), 0);
+        ASSERT_OK(stw_release(&view, 1, streams_[1], 0));
+    }
+    EXPECT_LT(stw_double_time(), begin + kLongNs);
+}
+
 // A program that only enqueues is ahead of its device: a copy to where a released tensor was comes
 // after that release, and not after what was enqueued until the copy began. In virtual time.
 TEST_F(CudaRuntime, ACopyWaitsForNothingThatWasEnqueuedAfterTheRelease)

@@ -122,25 +122,43 @@ TEST_F(StreamsOfADevice, WhichCopiesWouldHaveToWaitIsKnown)
 }
 
 // Either direction, and the fetch of another stream, where they do not need it.
-TEST_F(StreamsOfADevice, AStreamWhoseQueueIsFullHoldsUpThoseAloneWhoNeedIt)
+class StreamsOfADeviceThatIsFull : public StreamsOfADevice,
+                                   public testing::WithParamInterface<uint32_t> {};
+
+TEST_P(StreamsOfADeviceThatIsFull, HoldUpThoseAloneWhoNeedTheStream)
 {
-    for (const uint32_t needs : {STW_COPIES_OUT, STW_COPIES_IN}) {
-        const uint32_t other = needs == STW_COPIES_OUT ? STW_COPIES_IN : STW_COPIES_OUT;
-        told.blocked = 0;
-        told.copies.clear();
-        release(&first, 0);
-        release(&second, 1);
-        told.full = &first;
-        std::thread marks([&] { EXPECT_TRUE(streams.before_copy({0, 1}, false, needs).ok()); });
-        while (told.blocked == 0) std::this_thread::yield();
-        EXPECT_TRUE(streams.before_copy({1, 1}, false, other).ok());
-        ASSERT_EQ(told.copies.size(), 1u);
-        EXPECT_EQ(told.copies[0].second, other);
-        release(&second, 1);
-        EXPECT_EQ(told.blocked, 1u);
-        told.full = nullptr;
-        marks.join();
-        EXPECT_EQ(told.copies.size(), 2u);
+    const uint32_t needs = GetParam();
+    const uint32_t other = needs == STW_COPIES_OUT ? STW_COPIES_IN : STW_COPIES_OUT;
+    release(&first, 0);
+    release(&second, 1);
+    told.full = &first;
+    std::thread marks([&] { EXPECT_TRUE(streams.before_copy({0, 1}, false, needs).ok()); });
+    while (told.blocked == 0) std::this_thread::yield();
+    EXPECT_TRUE(streams.before_copy({1, 1}, false, other).ok());
+    ASSERT_EQ(told.copies.size(), 1u);
+    EXPECT_EQ(told.copies[0].second, other);
+    release(&second, 1);
+    EXPECT_EQ(told.blocked, 1u);
+    told.full = nullptr;
+    marks.join();
+    EXPECT_EQ(told.copies.size(), 2u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Directions, StreamsOfADeviceThatIsFull,
+                         testing::Values(STW_COPIES_OUT, STW_COPIES_IN));
+
+TEST_F(StreamsOfADevice, ReleasesMakeMarksAfterACopyThatCameBehindTheStream)
+{
+    release(&first, 0);
+    EXPECT_EQ(told.marked, nullptr);
+    ASSERT_TRUE(streams.before_copy({0, 1}, false, STW_COPIES_OUT).ok());
+    ASSERT_EQ(told.marked, &first);
+    for (const bool marks : {true, false}) {
+        for (uint32_t i = 0; i < 64; ++i) {
+            told.marked = nullptr;
+            release(&first, 0);
+            EXPECT_EQ(told.marked != nullptr, marks) << i;
+        }
     }
 }
 

@@ -240,7 +240,8 @@ typedef struct stw_update_result {
  * these parameters, their gradients and states wait, commits are BUSY, drains do not wait, and
  * gradients are kept. result_out, STW_UPDATE_WAIT and STW_UPDATE_MEASURE, a parameter twice before
  * its verdict, and a next step that leaves one out or only measures, are INVALID. Over ranks all
- * call it alike; gathers of these tensors, which would come before the verdict, are BUSY.
+ * call it alike, or the verdict is MISMATCH; gathers of these tensors, which would come before the
+ * verdict, are BUSY.
  *
  * An update that fails after the call fails only its parameter and states, as each may be half
  * updated: fetches return the cause until all of it is written again. One that could not begin (its

@@ -301,6 +301,31 @@ CLAIM(what_awaits_its_verdict_is_not_gathered)
     end(at.runtime, at.group, member);
 }
 
+/* No rank takes the verdict, and with the next step all are at one again. */
+CLAIM(ranks_that_speculate_otherwise_are_told)
+{
+    struct descent at = descend(member);
+    stw_update_result result = STW_UPDATE_RESULT_INIT;
+    stw_update_options clip = {.struct_size = sizeof clip, .clip_norm = 1e12};
+    const stw_hyper hyper = {.struct_size = sizeof hyper, .lr = 0.25};
+    SUCCEEDS(stw_optimizer_set_hyper(at.optimizer, 0, &hyper));
+    add_ones(at.runtime, at.gradient);
+    if (member->rank == 1) {
+        update_early(at.optimizer, at.parameter);
+        SUCCEEDS(stw_runtime_drain(at.runtime, 0));
+    }
+    HOLDS(stw_optimizer_step(at.optimizer, &clip, &result) == STW_ERROR_MISMATCH);
+    HOLDS(strstr(stw_last_error(), "0 speculated") != NULL);
+    HOLDS(strstr(stw_last_error(), "2 speculated") != NULL);
+    SUCCEEDS(stw_optimizer_step(at.optimizer, &clip, &result));
+    HOLDS(result.updated == 1 && result.early == 0);
+    stw_view view = fetch(at.runtime, at.parameter, STW_READ, STW_WHOLE);
+    HOLDS(((const float *)view.pointer)[0] == 1.0F - 0.25F * (float)member->size);
+    HOLDS(((const float *)view.pointer)[N - 1] == 1.0F - 0.25F * (float)member->size);
+    let_go(&view, 0);
+    end(at.runtime, at.group, member);
+}
+
 /* Its slices are written when the view ends, so it is updated after the verdict. */
 CLAIM(what_is_open_to_be_written_gathered_is_not_updated_before_the_verdict)
 {

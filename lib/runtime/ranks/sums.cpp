@@ -305,13 +305,17 @@ StepSpec Sums::describe_step(const OptimizerBody &body, const std::vector<stw_te
         spec.words += format_text(", lr %.9g, weight_decay %.9g", hyper.lr, hyper.weight_decay);
     }
     size_t shared = 0;
+    size_t early = 0;
     for (const stw_tensor *tensor : parameters) {
         if (!tensor->sharding) continue;
         ++shared;
         spec.hash = collective::hash_name(spec.hash, tensor->name);
+        if (!tensor->sharding->undecided) continue;
+        ++early;
+        spec.hash = collective::hash_name(spec.hash, "updated speculatively");
     }
-    spec.words += format_text(", %zu tensors of all ranks; all of it as %08x", shared,
-                              static_cast<unsigned>(spec.hash ^ spec.hash >> 32));
+    spec.words += format_text(", %zu tensors of all ranks, %zu speculated; all of it as %08x",
+                              shared, early, static_cast<unsigned>(spec.hash ^ spec.hash >> 32));
     return spec;
 }
 

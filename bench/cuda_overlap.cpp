@@ -4,7 +4,7 @@
 // bytes that were moved, measured in turns. The products are made as long as a fetch of a weight,
 // twice and half as long. They are those of examples/train_gpt_cuda.
 //
-// usage: cuda_overlap --module FILE [--width N] [--weights N] [--rounds N] [--room N] [--json FILE]
+// usage: cuda_overlap --module FILE [--width N] [--weights N] [--rounds N] [--json FILE]
 #include "cuda_link.h"
 #include "cuda_results.h"
 #include "measure.h"
@@ -27,7 +27,8 @@ using train_gpt::gpu::Kernel;
 using train_gpt::gpu::MatmulArguments;
 
 constexpr double kWanted = 1 / 1.05;
-constexpr uint32_t kAhead = 2;  // weights that are on their way while one is multiplied
+constexpr uint32_t kAhead = 2;    // weights that are on their way while one is multiplied
+constexpr uint64_t kRoomFor = 6;  // of them at a time on the device
 constexpr uint32_t kRowsMax = 16384;
 constexpr uint64_t kSmallBytes = uint64_t{4} << 20;  // a weight of several of the usual blocks
 
@@ -36,7 +37,6 @@ struct Setup {
     uint32_t width = 0;  // weights are [width, width]
     uint32_t weights = 0;
     uint64_t rounds = 0;
-    uint64_t room = 0;  // of weights on the device
     uint64_t weight_bytes() const { return uint64_t{width} * width * sizeof(float); }
 };
 
@@ -99,7 +99,7 @@ public:
     {
         bench::Budgets budgets;
         budgets.device_driver = setup.module;
-        budgets.device_bytes = setup.room * setup.weight_bytes();
+        budgets.device_bytes = kRoomFor * setup.weight_bytes();
         if (setup.weight_bytes() < kSmallBytes) budgets.block_bytes = STW_BLOCK_64K;
         budgets.host_bytes = setup.weights * setup.weight_bytes() + (uint64_t{64} << 20);
         runtime_ = bench::open_runtime(budgets);
@@ -215,7 +215,6 @@ int main(int argc, char **argv)
     setup.width = static_cast<uint32_t>(arguments.number("width", 4096));
     setup.weights = static_cast<uint32_t>(arguments.number("weights", 24));
     setup.rounds = arguments.number("rounds", 9);
-    setup.room = arguments.number("room", 6);
     if (setup.module.empty()) bench::give_up("--module FILE names libstepwell-cuda.so");
     if (setup.width == 0 || setup.weights == 0 || setup.rounds == 0)
         bench::give_up("--width, --weights and --rounds are 1 or more");

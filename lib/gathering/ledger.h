@@ -65,8 +65,9 @@ public:
     Status discard(WholeId whole, bool &drop) { return write(whole, drop); }
     // As write, but behind views that are open: the whole leaves with the last of them.
     void update(WholeId whole, bool &drop);
-    // Its shards were updated before a verdict that comes later in the order of collectives. Until
-    // that step nobody may gather it: the gather would be before the verdict that it waits for.
+    // Its shards were updated speculatively: they are locked until a verdict, which is a later
+    // collective. A gather that is called for before the verdict would be queued before it and wait
+    // for it, so it is refused.
     void set_undecided(WholeId whole, bool undecided) { wholes_[whole].undecided = undecided; }
     // What was gathered or written is no good: as update, for one that is pinned.
     void spoil(WholeId whole) { wholes_[whole].old = true; }

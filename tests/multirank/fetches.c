@@ -48,27 +48,13 @@ CLAIM(a_gather_that_fails_leaves_no_hints)
 {
     enum { PAIR = 2 };
     stw_group *group = join(member);
-    stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
-    stw_runtime *runtime = NULL;
-    stw_nvme_options nvme = {
-        .struct_size = sizeof nvme, .path = member->directory, .budget_bytes = 128 * BLOCK};
-    nvme.driver = "fault";
     /* As often as it is tried again, but not the reads of what opens. */
     char faults[512] = "inner=posix;inner.allow_tmpfs=1;at=read:2:delay:50000000";
     for (int read = 1; read < 16; ++read) {
         const size_t at = strlen(faults);
         if (read != 2) (void)snprintf(faults + at, sizeof faults - at, ";at=read:%d:eio", read);
     }
-    nvme.driver_options = faults;
-    options.flags = STW_RUNTIME_NO_PROBE;
-    options.name = "ranks";
-    options.group = group;
-    options.nvme = &nvme;
-    options.nvme_count = 1;
-    options.host_bytes = 64 * BLOCK;
-    options.block_bytes = STW_BLOCK_64K;
-    options.thread_count = 1;
-    SUCCEEDS(stw_runtime_open(&options, &runtime));
+    stw_runtime *runtime = open_faulty(group, member, 16, faults);
     const uint64_t elements = (uint64_t)member->size * BLOCK / sizeof(float);
     stw_tensor *pair[PAIR];
     stw_fetch_request requests[PAIR];
@@ -82,6 +68,7 @@ CLAIM(a_gather_that_fails_leaves_no_hints)
         requests[i].tensor = pair[i];
         requests[i].scope = STW_WHOLE;
     }
+    SUCCEEDS(stw_evict(runtime, pair, PAIR, STW_TIER_DEVICE, 0, 0));
     SUCCEEDS(stw_evict(runtime, pair, PAIR, STW_TIER_HOST, 0, 0));
     HOLDS(stw_fetch(runtime, NULL, requests, PAIR, views) == STW_ERROR_IO);
     SUCCEEDS(stw_runtime_drain(runtime, 0));

@@ -8,12 +8,20 @@ uint32_t claims_count;
 
 stw_runtime *open_on(stw_group *group, const struct member *member, uint64_t whole_blocks)
 {
+    return open_faulty(group, member, whole_blocks, NULL);
+}
+
+stw_runtime *open_faulty(stw_group *group, const struct member *member, uint64_t whole_blocks,
+                         const char *faults)
+{
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     stw_runtime *runtime = NULL;
     stw_device_options device = {.struct_size = sizeof device,
                                  .budget_bytes = (whole_blocks + 24) * BLOCK};
     stw_nvme_options nvme = {
         .struct_size = sizeof nvme, .path = member->directory, .budget_bytes = 512 * BLOCK};
+    nvme.driver = faults ? "fault" : NULL;
+    nvme.driver_options = faults;
     options.flags = STW_RUNTIME_NO_PROBE;
     options.name = "ranks";
     options.group = group;

@@ -9,6 +9,9 @@ enum { BLOCK = 65536 };
 
 /* With blocks of 64 KiB, so many of them for wholes and 24 more on the device. */
 stw_runtime *open_on(stw_group *group, const struct member *member, uint64_t whole_blocks);
+/* The same over a drive with these faults (options of the driver "fault"). */
+stw_runtime *open_faulty(stw_group *group, const struct member *member, uint64_t whole_blocks,
+                         const char *faults);
 /* Closes and destroys both. */
 void end(stw_runtime *runtime, stw_group *group, struct member *member);
 

@@ -239,7 +239,7 @@ static void add_ones(stw_runtime *runtime, stw_tensor *gradient)
     let_go(&view, 0);
 }
 
-/* Of what is there gathered, of a state too, the bytes are those before the step. */
+/* Copies that were gathered before a step are stale after it, those of states too. */
 CLAIM(what_a_step_changes_is_gathered_again)
 {
     stw_group *group = join(member);
@@ -279,8 +279,8 @@ static stw_status try_fetch(stw_runtime *runtime, stw_tensor *tensor, uint32_t a
     return status;
 }
 
-/* A gather of it would come before the verdict that it waits for. All ranks are told so alike, also
- * of what was never gathered, and of the gradient and the states. */
+/* A gather of it would be queued before the verdict and wait for it. It is refused on all ranks,
+ * for the gradient too, and whether the tensor was gathered before or not. */
 CLAIM(what_awaits_its_verdict_is_not_gathered)
 {
     struct descent at = descend(member);
@@ -301,7 +301,7 @@ CLAIM(what_awaits_its_verdict_is_not_gathered)
     end(at.runtime, at.group, member);
 }
 
-/* No rank takes the verdict, and with the next step all are at one again. */
+/* The verdict fails on all ranks, which also sets back what was updated; the next step succeeds. */
 CLAIM(ranks_that_speculate_otherwise_are_told)
 {
     struct descent at = descend(member);

@@ -183,8 +183,8 @@ Status OptimizerTable::step_on_ranks(OptimizerBody &body, const std::vector<stw_
     }
     const std::vector<stw_tensor *> changed = changed_by(body, tensors, some);
     const bool early = (step.flags & STW_UPDATE_SPECULATE) != 0;
-    // The slices of what is written gathered are written when that ends, which may be before the
-    // verdict in the order of collectives: updated after it.
+    // A gathered view that writes is copied to the shards when it is released. That may be queued
+    // before the verdict, for which it would wait, so this step has no effect.
     if (early && wholes_.written_gathered(changed)) return {};
     const std::shared_ptr<LocalVerdict> verdict = sums_.queue_verdict(body, tensors, changed, step);
     step.agreement = verdict.get();

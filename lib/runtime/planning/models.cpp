@@ -261,10 +261,7 @@ schedule::Step StepModels::complete_step(schedule::Step step, const StepModel &m
     schedule::fold_sums(step, buffers);
     schedule::Step complete = schedule::completed(step, copy_bytes_of(model.machine.config));
     end_gone_tensors(model.ids, complete);
-    std::vector<uint64_t> budgets;
-    for (const residency::PlaceConfig &place : model.machine.config.places)
-        budgets.push_back(uint64_t{place.blocks} * model.machine.config.block_bytes);
-    schedule::delay_releases(complete, model.enqueued, budgets);
+    schedule::delay_releases(complete, model.enqueued, model.machine.config);
     return complete;
 }
 

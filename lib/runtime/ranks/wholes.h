@@ -56,9 +56,9 @@ public:
     Status may_unshard(const stw_tensor &tensor, Commands &out) override STW_REQUIRES(runtime_lock);
     void unshard(stw_tensor &tensor, Commands &out) override STW_REQUIRES(runtime_lock);
     void update_shards(const stw_tensor *tensor, Commands &out) STW_REQUIRES(runtime_lock);
-    // True if a view that is open now writes shards when it is released.
+    // True if one of them has an open view that will write its shards when it is released.
     [[nodiscard]] bool written_gathered(const std::vector<stw_tensor *> &tensors) const;
-    // From here on in the order of calls, no gather may depend on the shards, or may again.
+    // Gathers of these tensors are refused from this call on, or allowed again: see the ledger.
     void set_undecided(const std::vector<stw_tensor *> &tensors, bool undecided);
     void drop_partial(residency::TensorId tensor, Commands &out) override
         STW_REQUIRES(runtime_lock);

@@ -327,10 +327,11 @@ void fold_sums(Step &step, const std::vector<bool> &buffers)
 
 namespace {
 
+// Moves releases, and the compute time before them to the events that then come first.
 class Delay {
 public:
-    Delay(uint32_t enqueued, const std::vector<uint64_t> &budgets)
-        : enqueued_(enqueued), budgets_(budgets), open_bytes_(budgets.size())
+    Delay(uint32_t enqueued, const residency::Config &config)
+        : enqueued_(enqueued), config_(config), open_blocks_(config.places.size())
     {
     }
 
@@ -361,19 +362,26 @@ public:
 private:
     [[nodiscard]] bool is_enqueued(const Event &event) const
     {
-        return event.place < budgets_.size() && (enqueued_ >> event.place & 1) != 0;
+        return event.place < config_.places.size() && (enqueued_ >> event.place & 1) != 0;
+    }
+    [[nodiscard]] uint64_t blocks_of(const Event &event) const
+    {
+        const uint64_t begin = event.byte_begin / config_.block_bytes;
+        const uint64_t end = event.byte_begin + event.byte_count + config_.block_bytes - 1;
+        return end / config_.block_bytes - begin;
     }
     // Returns the index of its last event.
     size_t put_call(const Step &step, size_t first)
     {
         size_t last = first;
         while (step[last].with_next && last + 1 < step.size()) ++last;
-        std::vector<uint64_t> bytes = open_bytes_;
+        std::vector<uint64_t> blocks = open_blocks_;
         for (size_t i = first; i <= last; ++i)
-            if (is_enqueued(step[i])) bytes[step[i].place] += step[i].byte_count;
+            if (is_enqueued(step[i])) blocks[step[i].place] += blocks_of(step[i]);
         for (size_t i = first; i <= last; ++i) {
             release([&](const Event &late) {
-                return bytes[late.place] > budgets_[late.place] || late.tensor == step[i].tensor;
+                return late.tensor == step[i].tensor ||
+                       blocks[late.place] > config_.places[late.place].blocks;
             });
         }
         for (size_t i = first; i <= last; ++i) put(step[i]);
@@ -394,16 +402,16 @@ private:
     {
         if (event.lane == Lane::kProgram) event.compute_ns += std::exchange(carried_ns_, 0);
         if (event.lane == Lane::kProgram && is_enqueued(event)) {
-            uint64_t &bytes = open_bytes_[event.place];
-            if (event.act == Act::kFetch) bytes += event.byte_count;
-            if (event.act == Act::kRelease) bytes -= std::min(bytes, event.byte_count);
+            uint64_t &blocks = open_blocks_[event.place];
+            if (event.act == Act::kFetch) blocks += blocks_of(event);
+            if (event.act == Act::kRelease) blocks -= std::min(blocks, blocks_of(event));
         }
         out_.push_back(event);
     }
 
     const uint32_t enqueued_;
-    const std::vector<uint64_t> &budgets_;
-    std::vector<uint64_t> open_bytes_;  // of views, by place
+    const residency::Config &config_;
+    std::vector<uint64_t> open_blocks_;  // of views, by place
     std::vector<Event> late_;
     uint64_t carried_ns_ = 0;
     Step out_;
@@ -411,9 +419,9 @@ private:
 
 }  // namespace
 
-void delay_releases(Step &step, uint32_t enqueued, const std::vector<uint64_t> &budgets)
+void delay_releases(Step &step, uint32_t enqueued, const residency::Config &config)
 {
-    if (enqueued != 0) step = Delay(enqueued, budgets).make(step);
+    if (enqueued != 0) step = Delay(enqueued, config).make(step);
 }
 
 Step completed(const Step &recorded, uint64_t copy_bytes)

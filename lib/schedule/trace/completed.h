@@ -20,9 +20,8 @@ void fold_sums(Step &step, const std::vector<bool> &buffers);
 Step completed(const Step &recorded, uint64_t copy_bytes);
 
 // Of a completed step. Work that a program only enqueues on a device (the places of `enqueued`, a
-// bit each) is done later than the release says, about one call of the program, and the bytes
-// cannot go before: each release there comes after the next call, as far as both have room.
-// `budgets`: bytes, by place.
-void delay_releases(Step &step, uint32_t enqueued, const std::vector<uint64_t> &budgets);
+// bit each) ends later than its release says, and the bytes cannot be evicted before: here each
+// release at such a place comes after the next call of the program, if both have room there.
+void delay_releases(Step &step, uint32_t enqueued, const residency::Config &config);
 
 }  // namespace stepwell::schedule

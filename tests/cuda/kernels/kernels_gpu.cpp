@@ -301,6 +301,6 @@ int run(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-    std::setvbuf(stdout, nullptr, _IOLBF, 0);  // what it found is told, even if it is stopped
+    std::setvbuf(stdout, nullptr, _IOLBF, 0);  // the log is complete if it is stopped
     return stepwell::drivers::cuda::test::run(argc, argv);
 }

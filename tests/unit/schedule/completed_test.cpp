@@ -58,12 +58,14 @@ uint64_t compute_of(const Step &step)
     return compute_ns;
 }
 
-std::string delayed(Step step, uint64_t budget_blocks)
+std::string delayed(Step step, uint32_t budget_blocks)
 {
-    std::vector<uint64_t> budgets(kDevice + 1);
-    budgets[kDevice] = budget_blocks * kBlock;
+    residency::Config config;
+    config.block_bytes = kBlock;
+    config.places.resize(kDevice + 1);
+    config.places[kDevice].blocks = budget_blocks;
     const uint64_t compute_ns = compute_of(step);
-    delay_releases(step, 1u << kDevice, budgets);
+    delay_releases(step, 1u << kDevice, config);
     EXPECT_EQ(compute_of(step), compute_ns);
     return order(step);
 }
@@ -75,8 +77,16 @@ TEST(DelayedReleases, ComeAfterTheNextCall)
     EXPECT_EQ(delayed(step, 2), "f0 f1 r0 f2 r1 r2");
     EXPECT_EQ(delayed(step, 1), "f0 r0 f1 r1 f2 r2");
     Step elsewhere = step;
-    delay_releases(elsewhere, 0, {});
+    delay_releases(elsewhere, 0, residency::Config());
     EXPECT_EQ(order(elsewhere), order(step));
+}
+
+TEST(DelayedReleases, LeaveRoomForWholeBlocks)
+{
+    Step step = {fetch_of(0), release_of(0), fetch_of(1), release_of(1)};
+    for (Event &event : step) event.byte_count = kBlock + 1;
+    EXPECT_EQ(delayed(step, 4), "f0 f1 r0 r1");
+    EXPECT_EQ(delayed(step, 3), "f0 r0 f1 r1");
 }
 
 TEST(DelayedReleases, LetTheNextUserOfTheTensorGoOn)

@@ -163,7 +163,8 @@ STW_API stw_status stw_runtime_close(stw_runtime *runtime, uint32_t flags, uint6
  * operations and updates, a close. Operations and updates themselves go on. Async-signal-safe, also
  * during a close. Blocks: never. */
 STW_API stw_status stw_runtime_interrupt(stw_runtime *runtime);
-/* Wait until no background work is left (updates, reduces, write-back); timing, suspend, tests. */
+/* Wait until no background work is left (updates, reduces, write-back); timing, suspend, tests. Not
+ * for verdicts of speculative updates; hints that wait for these or for open views are dropped. */
 STW_API stw_status stw_runtime_drain(stw_runtime *runtime, uint64_t timeout_ns);
 /* The first background error since the last clear: OK when none. Any thread. Blocks: never. */
 STW_API stw_status stw_runtime_error(stw_runtime *runtime, stw_error_info *info_out);

@@ -29,7 +29,8 @@ PlaceId Evictions::drain_place(BlockId block, PlaceId place, Commands &out)
         }
     }
     const Replica &stored = blocks_.replica(block, last);
-    return to_nvme && !stored.doomed && !stored.filling ? last : kNoPlace;
+    if (to_nvme) return stored.doomed || stored.filling ? kNoPlace : last;
+    return victims_.returns(block, place) ? pack.promised : kNoPlace;
 }
 
 // True when the block has left or is on its way out.

@@ -260,15 +260,24 @@ Slot RunPlanner::choose_run(RunCosts &costs, bool tight)
     return best;
 }
 
-// A block could move if there were a free slot: another block is evicted for it.
-Room RunPlanner::make_spare_slot(const Fetch &fetch, RunCosts &costs, PlaceId place, Commands &out)
+// A block could move if there were a free slot: another block is evicted for it, or one that the
+// fetch needs itself, outside the run.
+Room RunPlanner::make_spare_slot(const Fetch &fetch, RunCosts &costs, PlaceId place, uint32_t count,
+                                 Commands &out)
 {
-    bool possible = false;
-    for (Slot begin = costs.first(); costs.is_run(begin) && !possible; begin = costs.next()) {
-        possible = costs.of(begin, true) != UINT64_MAX;
+    Slot possible = kNoSlot;
+    for (Slot begin = costs.first(); costs.is_run(begin) && possible == kNoSlot;
+         begin = costs.next()) {
+        if (costs.of(begin, true) != UINT64_MAX) possible = begin;
     }
-    if (!possible) return Room::kStuck;
-    const BlockId victim = victims_.pick(place, fetch);
+    if (possible == kNoSlot) return Room::kStuck;
+    BlockId victim = victims_.pick(place, fetch);
+    for (const Target &target : fetch.targets) {
+        const Slot slot = blocks_.replica(target.block, place).slot;
+        const bool inside = slot >= possible && slot < possible + count;
+        const bool lies = victim == kNone && target.place == place && slot != kNoSlot && !inside;
+        if (lies && victims_.may_leave(target.block, place, nullptr)) victim = target.block;
+    }
     if (victim == kNone || !evictions_.start(victim, place, out)) return Room::kStuck;
     return blocks_.replica(victim, place).slot == kNoSlot ? Room::kAgain : Room::kComing;
 }
@@ -284,7 +293,7 @@ Room RunPlanner::plan_run(Fetch &fetch, Target *first, uint32_t count, bool tigh
     RunCosts costs(*this, fetch, first, count);
     const Slot best = choose_run(costs, tight);
     if (best == kNoSlot) {
-        const Room room = make_spare_slot(fetch, costs, place, out);
+        const Room room = make_spare_slot(fetch, costs, place, count, out);
         if (room != Room::kStuck) return room;
         const uint32_t all = targets_at(fetch, place);
         if (all > slots) return outlook_.fall_short(fetch, place, Room::kNever);

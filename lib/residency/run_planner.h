@@ -39,7 +39,8 @@ private:
     Room plan_run(Fetch &fetch, Target *first, uint32_t count, bool tight, Commands &out);
     static Slot choose_run(RunCosts &costs, bool tight);
     bool run_lies(const Target *first, uint32_t count) const;
-    Room make_spare_slot(const Fetch &fetch, RunCosts &costs, PlaceId place, Commands &out);
+    Room make_spare_slot(const Fetch &fetch, RunCosts &costs, PlaceId place, uint32_t count,
+                         Commands &out);
     [[nodiscard]] bool may_move(BlockId block, PlaceId place) const;
     [[nodiscard]] bool is_in_own_run(BlockId block, PlaceId place, const Fetch &fetch) const;
     [[nodiscard]] bool fits_beside(const Fetch &fetch, PlaceId place) const;

@@ -26,11 +26,12 @@ public:
     [[nodiscard]] bool may_leave(BlockId block, PlaceId place, const Fetch *fetch) const;
     [[nodiscard]] bool is_movable(BlockId block, PlaceId place, const Fetch *fetch) const;
     [[nodiscard]] bool may_rest(const Pack &pack, PlaceId place) const;
+    [[nodiscard]] bool returns(BlockId block, PlaceId place) const;
     void note_evictable(BlockId block, PlaceId place);
 
 private:
     [[nodiscard]] bool stays(BlockId block, PlaceId place) const;
-    [[nodiscard]] bool can_drain(const Pack &pack, PlaceId place) const;
+    [[nodiscard]] bool can_drain(BlockId block, PlaceId place) const;
     BlockId pick_behind(BlockId block, PlaceId place, const Fetch &fetch);
     [[nodiscard]] BlockId pick_planned(PlaceId place, const Fetch &fetch) const;
     [[nodiscard]] BlockId pick_ranked(PlaceId place, const Fetch &fetch, BlockId best) const;

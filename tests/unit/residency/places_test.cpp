@@ -155,6 +155,61 @@ TEST_F(CoreTest, NothingMovesAsideForWhatDoesNotFit)
     EXPECT_EQ(transfers_.size(), 0u);
 }
 
+// What stays could move to a slot that the fetch has with blocks of its own.
+TEST_F(CoreTest, OwnBlocksGiveWayToTheirRun)
+{
+    open(5, 0, 16, false);
+    const TensorId a = create_filled("a", 4 * kBlock);
+    Commands out;
+    const auto leave = [&](TensorId tensor, const Status &status) {
+        core_->evict(tensor, kDevice, out);
+        take(out);
+        while (!transfers_.empty()) finish_next(status);
+    };
+    leave(a, {});
+    const TensorId before = create_filled("before", kBlock);
+    leave(create_filled("stays", kBlock), failure());
+    const TensorId behind = create_filled("behind", kBlock);
+    leave(before, {});
+    const uint32_t slots[] = {0, 3, 4};
+    for (uint32_t i = 0; i < 3; ++i) {
+        Request part = all_of(a, Access::kRead);
+        part.byte_begin = i * kBlock;
+        part.byte_count = kBlock;
+        const FetchId fetch = ask({part});
+        finish_all();
+        ASSERT_TRUE(granted(fetch));
+        ASSERT_EQ(granted_[fetch].grants[0].slot, slots[i]);
+        release(fetch);
+    }
+    leave(behind, {});
+    const FetchId all = ask(a, Access::kWrite);
+    finish_all();
+    EXPECT_TRUE(granted(all)) << refused_[all].sentence();
+}
+
+// Without nvme, what was fetched to another tier returns to the room that is promised to it.
+TEST_F(CoreTest, ABlockReturnsToItsRoom)
+{
+    open(4, 1, 0);
+    Commands out;
+    EXPECT_EQ(core_->shrink(kHost, 0, out), 0u);
+    core_->set_budget(kHost, 0, out);
+    const TensorId a = create("a", 2 * kBlock);
+    core_->set_budget(kHost, 1, out);
+    take(out);
+    Request part = all_of(a, Access::kWrite, kHost);
+    part.byte_count = kBlock;
+    release(ask({part}));
+    const FetchId b = ask(create("b", kBlock), Access::kWrite, kHost);
+    ASSERT_EQ(transfers_.size(), 1u) << refused_[b].sentence();
+    EXPECT_EQ(transfers_[0].from, kHost);
+    EXPECT_EQ(transfers_[0].to, kDevice);
+    finish_all();
+    EXPECT_TRUE(granted(b));
+    EXPECT_EQ(core_->block_state(core_->blocks_of(a).first, kDevice), BlockState::kDirty);
+}
+
 // Whatever lies where: those that cannot leave move aside, and in the end the runs are there.
 TEST_F(CoreTest, RunsThatFitBesideWhatCannotLeaveAreMade)
 {

@@ -50,9 +50,11 @@ enum { /* stw_fetch_options.flags */
     STW_FETCH_WAIT_ROOM = 2, /* wait for views of other threads to end; without it BUDGET at once */
     STW_FETCH_HAND_OVER = 4, /* another thread will release this view; deadlock detection does not
                                 charge it to the fetching thread */
-    STW_FETCH_ABSENT = 8     /* READ without the bytes, for an expert that is not needed here: the
+    STW_FETCH_ABSENT = 8,    /* READ without the bytes, for an expert that is not needed here: the
                                 collective runs and this rank sends its shard, and its views have no
                                 elements and a NULL pointer. Release them like any */
+    STW_FETCH_SPECULATED = 16 /* READ: of a parameter that was updated speculatively its new
+                                contents, before the verdict; see STW_UPDATE_SPECULATE */
 };
 
 typedef struct stw_fetch_options {

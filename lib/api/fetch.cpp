@@ -188,6 +188,19 @@ Status check_absent(const std::vector<RequestedRange> &ranges)
     return {};
 }
 
+// What has no verdict yet is changed by nobody else.
+Status check_reads(const std::vector<RequestedRange> &ranges)
+{
+    for (const RequestedRange &range : ranges) {
+        if (range.access == STW_READ) continue;
+        return Status::error(STW_ERROR_INVALID,
+                             "%s is fetched with STW_FETCH_SPECULATED to be written; a tensor that "
+                             "waits for its verdict can only be read, so access must be STW_READ",
+                             tensor_text(range.tensor->name).c_str());
+    }
+    return {};
+}
+
 // Wholes and copies into memory of the caller's apart from what is pinned here.
 void part_copied(FetchPlan *plan)
 {
@@ -212,8 +225,8 @@ Status make_plan(stw_runtime *runtime, const stw_fetch_options *from,
 {
     stw_fetch_options options = STW_FETCH_OPTIONS_INIT;
     if (from) STW_TRY(take(&options, from, "options"));
-    constexpr uint32_t kKnown =
-        STW_FETCH_TRY | STW_FETCH_WAIT_ROOM | STW_FETCH_HAND_OVER | STW_FETCH_ABSENT;
+    constexpr uint32_t kKnown = STW_FETCH_TRY | STW_FETCH_WAIT_ROOM | STW_FETCH_HAND_OVER |
+                                STW_FETCH_ABSENT | STW_FETCH_SPECULATED;
     STW_TRY(check_flags(options.flags, kKnown, "options.flags"));
     STW_TRY(runtime->body->views.streams.check_stream(options.stream));
     plan->stream = options.stream;
@@ -231,6 +244,7 @@ Status make_plan(stw_runtime *runtime, const stw_fetch_options *from,
     plan->timeout_ns = options.timeout_ns;
     STW_TRY(resolve_all(runtime, requests, n, &plan->ranges));
     if (plan->flags & STW_FETCH_ABSENT) STW_TRY(check_absent(plan->ranges));
+    if (plan->flags & STW_FETCH_SPECULATED) STW_TRY(check_reads(plan->ranges));
     part_copied(plan);
     for (const RequestedRange &range : plan->ranges) {
         STW_TRY(runtime->body->views.streams.check_stream_at(range.place, options.stream));
@@ -271,14 +285,16 @@ bool may_hit(const stw_runtime *runtime, const stw_fetch_request &request, uint3
     return true;
 }
 
+// A hit waits for nothing, so those that say how to wait change none.
+constexpr uint32_t kHitFlags = STW_FETCH_TRY | STW_FETCH_WAIT_ROOM | STW_FETCH_SPECULATED;
+
 // The hit path: false when the call needs anything else than pins, be it an error.
 bool fetch_quickly(stw_runtime *runtime, const stw_fetch_options *options,
                    const stw_fetch_request *requests, uint32_t n, stw_view *views_out)
 {
     if (n == 0 || !requests || !views_out || !quick_enter(runtime)) return false;
     if (options && (options->struct_size != sizeof *options || options->phase ||
-                    (options->stream && n > kOnStackMax) ||
-                    (options->flags & ~uint32_t{STW_FETCH_TRY | STW_FETCH_WAIT_ROOM}) != 0 ||
+                    (options->stream && n > kOnStackMax) || (options->flags & ~kHitFlags) != 0 ||
                     options->reserved != 0)) {
         return false;
     }

@@ -156,6 +156,13 @@ void Core::claim_tensor(ClaimId claim, TensorId id)
     addresses_.conceal(id);
 }
 
+void Core::lend(ClaimId claim, TensorId id, Commands &out)
+{
+    STW_ASSERT(tensors_[id].claim() == claim && tensors_[id].claim_users == 0);
+    tensors_[id].lent = true;
+    runner_.advance(out);
+}
+
 void Core::unclaim_tensor(ClaimId claim, TensorId id, bool empties, Commands &out)
 {
     Tensor &tensor = tensors_[id];
@@ -164,6 +171,7 @@ void Core::unclaim_tensor(ClaimId claim, TensorId id, bool empties, Commands &ou
     const bool held = mine == tensor.claims.begin();
     STW_ASSERT(!held || tensor.claim_users == 0);
     if (held) tensor.older = kNone;
+    if (held) tensor.lent = false;
     if (held && empties && tensor.readers == 0 && !tensor.writer) {
         ++tensor.version;
         lifetimes_.drop_contents(id, out);

@@ -86,6 +86,9 @@ public:
     // others, but a copy's, say, which waits for its own pieces only.
     ClaimId claim(bool alone = false);
     void claim_tensor(ClaimId claim, TensorId tensor);
+    // Fetches with kFetchLent may read the tensor, of which nothing is out under the claim that has
+    // it, as if it were free: up to the next fetch under the claim, which waits for their end.
+    void lend(ClaimId claim, TensorId tensor, Commands &out);
     // empties: also drops the contents (of a used gradient).
     void unclaim_tensor(ClaimId claim, TensorId tensor, bool empties, Commands &out);
     // Of a tensor under a claim that is all at nvme, with blocks of its own: writes under the claim

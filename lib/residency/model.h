@@ -120,6 +120,7 @@ struct Tensor {
     uint32_t waiting = 0;      // fetches in the lock phase that want to write it
     uint32_t fetches = 0;      // that name it and are not answered
     bool writer = false;
+    bool lent = false;  // by its claim, see Core::lend
     bool alive = false;
     Contents contents = Contents::kEmpty;
     Status cause;  // of kFailed, and of kValid where an update missed it: reads are refused with it

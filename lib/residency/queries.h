@@ -26,6 +26,7 @@ public:
 
     // ---- claims: the library's own exclusive use (updates, reduces) -----------------------------
     [[nodiscard]] ClaimId claimed_by(TensorId tensor) const { return tensors_[tensor].claim(); }
+    [[nodiscard]] bool is_lent(TensorId tensor) const { return tensors_[tensor].lent; }
     [[nodiscard]] bool has_claims() const;
 
     // ---- scores of a policy of the program -----------------------------------------------------

@@ -112,9 +112,11 @@ bool TensorLocks::conflicts_with(const Fetch &fetch, const Request &request, Pla
     const ClaimId claim = fetch.asked.claim;
     const bool writes = request.access != Access::kRead;
     if (claim != 0 && tensor.claim() == claim) {
+        tensors_[request.tensor].lent = false;
         if (tensor.readers > 0 || tensor.writer) return true;
     } else {
-        if (tensor.claim() != 0 || tensor.writer) return true;
+        const bool lent = tensor.lent && !writes && (fetch.asked.flags & kFetchLent) != 0;
+        if ((tensor.claim() != 0 && !lent) || tensor.writer) return true;
         if (writes && tensor.readers > 0 && !beside_readers(fetch)) return true;
     }
     if (gates_in_the_way(request.tensor, fetch, request, place)) return true;

@@ -117,6 +117,7 @@ enum FetchFlags : uint32_t {
     kFetchInternal = 8,  // the library's own: its views go by themselves, so others wait for them
     kFetchPlanned = 16,  // of a prefetch: a plan's, so that what it brought is counted apart
     kFetchBesideReaders = 32,  // views that read at the same place do not keep it from writing
+    kFetchLent = 64,           // reads what a claim has lent, see Core::lend
 };
 
 struct FetchAsked {

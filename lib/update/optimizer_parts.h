@@ -189,7 +189,6 @@ struct ParameterJob final : Job {
     bool has_older = false;
     bool asked_older = false;  // and there was no room, or none is needed
     bool claims_older = false;
-    bool undoes = false;  // begins from the older contents
     uint32_t copies = 0;  // tensors, a bit for each, of which an early update copies these
     double early_scale = 1.0;
     bool empty = false;        // no gradient

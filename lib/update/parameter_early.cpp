@@ -113,7 +113,11 @@ void ParameterJob::copy_older(const Chunk &chunk, const Part &part) const
 void ParameterJob::end_early()
 {
     const bool updated = error.ok();
-    if (!updated) tell_failure();
+    if (updated) {
+        owner.pipeline.tiers.lend(claim, shape.layouts[kParameter].tensor);
+    } else {
+        tell_failure();
+    }
     bool leaves = false;
     bool fails = false;
     {

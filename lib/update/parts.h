@@ -134,6 +134,7 @@ struct Job {
     uint64_t preference = kNotPreferred;  // of the job: the order in which they were asked for
     uint64_t rank = kNotPreferred;        // of its present phase
     uint32_t parked_at = kNone;
+    bool undoes = false;        // what it has written: begins from the older contents
     bool ready = false;         // in the set of jobs that may be cut
     ReadyJobs::node_type node;  // of that set, while it is not in it: no allocation later
     bool open = false;

@@ -270,6 +270,14 @@ uint32_t Pipeline::blocked_chunks() const
     return moves ? 0 : parts_->chunks_in_flight;
 }
 
+bool Pipeline::undoes(TensorId tensor) const
+{
+    MutexLock lock(parts_->mutex);
+    if (tensor >= parts_->queues.size()) return false;
+    const Turn *const first = parts_->queues[tensor].first;
+    return first != nullptr && first->job->undoes;
+}
+
 bool Pipeline::pending(TensorId tensor) const
 {
     MutexLock lock(parts_->mutex);

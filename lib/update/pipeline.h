@@ -116,6 +116,9 @@ public:
     // Whether an update or a sum of it is pending. As prefer().
     [[nodiscard]] bool pending(TensorId tensor) const;
 
+    // Whether what was written to it, and lent, is to be undone. As prefer().
+    [[nodiscard]] bool undoes(TensorId tensor) const;
+
     // How many chunks wait for their fetches, when that is all that the pipeline does; else 0. As
     // prefer().
     [[nodiscard]] uint32_t blocked_chunks() const;

@@ -49,6 +49,9 @@ public:
     // not served yet. Where bit i of `emptied` is set (a used gradient), the contents of tensor i
     // become EMPTY in the same step. One call for all that a piece of work gives back at once.
     virtual void unclaim(ClaimId claim, const TensorId *tensors, uint32_t n, uint64_t emptied) = 0;
+    // What was written under the claim may be read by those who ask for it before the claim ends:
+    // up to the next fetch of it under the claim, which waits for their end. No piece is out.
+    virtual void lend(ClaimId claim, TensorId tensor) = 0;
     // The contents cannot be trusted any more: whoever names the tensor is told the cause. Comes
     // after the last release of a piece of it and before the unclaim.
     virtual void fail(TensorId tensor, const Status &cause) = 0;

@@ -220,6 +220,58 @@ TEST(what_waits_for_its_verdict_is_left_alone)
     machine_close(runtime);
 }
 
+/* Its parameters' new contents, by the flag; and a verdict that is another one waits for the views
+ * of them, as an update does for any view. */
+TEST(what_was_speculated_is_read_before_its_verdict)
+{
+    stw_runtime *runtime = machine_open_as(small_host());
+    trainee here = trainee_in(runtime, STW_F32), plain = trainee_in(runtime, STW_F32);
+    stw_fetch_options speculated = STW_FETCH_OPTIONS_INIT, others = STW_FETCH_OPTIONS_INIT;
+    stw_fetch_request request = request_of(here.parameters[0], STW_READ);
+    stw_view view, again;
+    float copy = 0.0f;
+    give_gradients(&here, 1, 0), give_gradients(&plain, 1, 0);
+    (void)verdict(&here, 1e6), (void)verdict(&plain, 1e6); /* the moments get contents */
+    speculated.flags = STW_FETCH_SPECULATED;
+    speculated.timeout_ns = others.timeout_ns = 10 * MILLISECOND_NS;
+    for (int undone = 0; undone < 2; ++undone) {
+        const double clip_norm = undone ? 1e-3 : 1e6;
+        give_gradients(&here, undone, 0), give_gradients(&plain, undone, 0);
+        early_step(&here, 0);
+        ok(stw_runtime_drain(runtime, 0));
+        fails(stw_fetch(runtime, &others, &request, 1, &view), STW_ERROR_TIMEOUT, "updates");
+        ok(stw_fetch(runtime, &speculated, &request, 1, &view));
+        request.into = &copy, request.element_count = 1;
+        ok(stw_fetch(runtime, &speculated, &request, 1, &again));
+        request.into = NULL, request.element_count = 0;
+        assert_true(copy == *(const float *)view.pointer);
+        /* What was not updated early, or is no parameter, waits. */
+        request.tensor = here.parameters[1];
+        early_step(&here, 1);
+        ok(stw_runtime_drain(runtime, 0));
+        request.tensor = here.gradients[0];
+        fails(stw_fetch(runtime, &speculated, &request, 1, &again), STW_ERROR_TIMEOUT, "updates");
+        request.tensor = here.parameters[0];
+        request.access = STW_WRITE;
+        fails(stw_fetch(runtime, &speculated, &request, 1, &again), STW_ERROR_INVALID,
+              "STW_FETCH_SPECULATED");
+        request.access = STW_READ;
+        const stw_update_result result = verdict(&here, clip_norm);
+        assert_int_equal(undone ? result.undone : result.early, 2);
+        assert_true(copy == *(const float *)view.pointer);
+        if (undone)
+            fails(stw_fetch(runtime, &speculated, &request, 1, &again), STW_ERROR_BUSY, "view");
+        view_put(&view);
+        (void)verdict(&plain, clip_norm);
+        view = view_get(runtime, here.parameters[0], STW_READ);
+        assert_int_equal(copy == *(const float *)view.pointer, !undone);
+        view_put(&view);
+    }
+    expect_same(&here, &plain, STW_F32);
+    trainee_leave(&here), trainee_leave(&plain);
+    machine_close(runtime);
+}
+
 TEST(what_is_not_speculated_is_said)
 {
     machine now = machine_small();

@@ -237,6 +237,12 @@ class Optimizers(support.Machine):
                 gradients.fill(0.5)
             self.assertIsNone(optimizers[0].step([early], speculate=True))
             self.runtime.drain()
+            before = late.read().tolist()
+            if stands:
+                with self.assertRaises(TimeoutError):
+                    early.fetch(timeout=0.01)
+                with early.fetch(speculated=True, timeout=10) as view:
+                    self.assertNotEqual(view.bytes.cast("f").tolist(), before)
             result = optimizers[0].step(clip_norm=clip_norm)
             expected = optimizers[1].step(clip_norm=clip_norm)
             self.assertEqual(result.norm, expected.norm)

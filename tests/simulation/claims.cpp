@@ -5,6 +5,12 @@
 
 namespace stepwell::simulation {
 
+namespace {
+
+constexpr FetchId kLent = ~FetchId{0};
+
+}  // namespace
+
 void Program::claim()
 {
     if (!claims_.empty() && random_.chance(75)) {
@@ -61,6 +67,16 @@ void Program::keep_older(const Claim &claim)
     model_.tensors[id].older = older;
 }
 
+// Until it is used under the claim again, or let go.
+void Program::lend(const Claim &claim)
+{
+    const TensorId id = claim.tensors.back();
+    journal_.line("claim %llu lends tensor %u", (unsigned long long)claim.id, id);
+    model_.tensors[id].lent_to = kLent;
+    machine_.core.lend(claim.id, id, out_);
+    execute();
+}
+
 void Program::next_tensor(Claim &claim)
 {
     const TensorId id = claim.tensors.back();
@@ -85,6 +101,7 @@ void Program::next_tensor(Claim &claim)
         tensor.missed = true;
     }
     journal_.line("unclaim tensor %u%s", id, empties ? ", empties" : "");
+    if (tensor.lent_to == kLent && first) tensor.lent_to = last_fetch_;
     for (auto at = tensor.claims.begin(); at != tensor.claims.end(); ++at) {
         if (at->first != claim.id) continue;
         tensor.claims.erase(at);
@@ -116,10 +133,16 @@ void Program::advance_claim(Claim &claim)
     const ModelTensor &tensor = model_.tensors[id];
     // Writes some of it twice.
     if (tensor.older != kNone && random_.chance(20)) claim.next_byte = 0;
+    const bool mine = tensor.claims.front().first == claim.id;
+    if (mine && tensor.readable() && tensor.lent_to != kLent && random_.chance(10)) {
+        lend(claim);
+        return;
+    }
     if (claim.next_byte >= tensor.spec.bytes || random_.chance(5)) {
         next_tensor(claim);
         return;
     }
+    if (mine && tensor.lent_to == kLent) model_.tensors[id].lent_to = last_fetch_;
     FetchAsked asked;
     asked.claim = claim.id;
     asked.flags = kFetchWaitRoom;

@@ -63,13 +63,14 @@ void Program::fetch()
     if (kind < 2) asked.flags = kFetchPrefetch;
     if (kind == 2) asked.flags = kFetchTry;
     if (kind >= 7) asked.flags = kFetchWaitRoom;
+    if (kind >= 2 && random_.chance(20)) asked.flags |= kFetchLent;
     const bool prefetch = asked.flags == kFetchPrefetch;
     asked.urgency = prefetch ? static_cast<Class>(random_.below(3)) : Class::kDemand;
     asked.priority = static_cast<int32_t>(random_.below(3));
     asked.owner = awake_owner();
     if (asked.owner == 0) return;
     const bool copies = kind == 3;
-    if (copies) asked.flags = kFetchInternal;
+    if (copies) asked.flags |= kFetchInternal;
     if (random_.chance(20)) asked.deadline = machine_.now() + random_.between(1, 5000);
     const uint64_t n = random_.chance(60) ? 1 : random_.between(2, 5);
     for (uint64_t i = 0; i < n; i++) {
@@ -149,8 +150,8 @@ bool Program::granted(Granted &granted, Commands &)
     Claim *claim = asked.claim != 0 ? claim_of(granted.fetch) : nullptr;
     for (size_t i = 0; i < granted.grants.size() && !journal_.failed(); i++) {
         const Grant &grant = granted.grants[i];
-        View view =
-            model_.open(asked.requests[i], grant, grant.by_gate, asked.claim, granted.fetch);
+        View view = model_.open(asked.requests[i], grant, grant.by_gate, asked.claim, granted.fetch,
+                                (asked.flags & kFetchLent) != 0);
         view->internal = (asked.flags & kFetchInternal) != 0;
         view->owner = view->internal || asked.claim != 0 ? 0 : asked.owner;
         if (claim) {

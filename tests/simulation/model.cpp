@@ -85,6 +85,8 @@ void Model::check_exclusion(const ModelView &view)
     for (const auto &[claim, last_before] : tensor.claims) {
         if (view.claim == claim) break;
         if (view.fetch <= last_before && view.claim == 0) continue;
+        const bool reads = request.access == Access::kRead;
+        if (view.lent && reads && view.fetch <= tensor.lent_to) break;
         journal_.fail("tensor %u: a view although claim %llu has it", request.tensor,
                       (unsigned long long)claim);
     }
@@ -101,13 +103,14 @@ void Model::check_exclusion(const ModelView &view)
 }
 
 std::unique_ptr<ModelView> Model::open(const Request &request, const Grant &grant, bool by_gate,
-                                       ClaimId claim, FetchId fetch)
+                                       ClaimId claim, FetchId fetch, bool lent)
 {
     auto view = std::make_unique<ModelView>();
     view->request = request;
     view->by_gate = by_gate;
     view->claim = claim;
     view->fetch = fetch;
+    view->lent = lent;
     check_exclusion(*view);
     const bool any = request.place == kAnyCpuPlace;
     if (!any && grant.place != request.place) {

@@ -21,8 +21,9 @@ struct ModelTensor {
     uint64_t pack_offset = 0;
     uint32_t readers = 0;
     uint32_t writers = 0;
-    uint32_t fetches = 0;                             // outstanding requests
-    uint32_t hints = 0;                               // and of prefetches
+    uint32_t fetches = 0;  // outstanding requests
+    uint32_t hints = 0;    // and of prefetches
+    FetchId lent_to = 0;   // up to this fetch those with kFetchLent may read beside its claims
     std::vector<std::pair<ClaimId, FetchId>> claims;  // in order; the last fetch asked before each
     TensorId older = kNone;   // that gets the contents from before the claim's writes
     std::set<uint64_t> kept;  // blocks of which it has them
@@ -44,6 +45,7 @@ struct ModelView {
     uint64_t owner = 0;  // 0: the library's own
     bool internal = false;
     bool by_gate = false;
+    bool lent = false;  // asked for with kFetchLent
     ClaimId claim = 0;
     FetchId fetch = kByGate;
     std::vector<Slot> slots;   // of the blocks the range covers
@@ -69,7 +71,7 @@ public:
 
     // A view as the program sees it: finds its slots, checks exclusion, bytes, place and pins.
     std::unique_ptr<ModelView> open(const Request &request, const Grant &grant, bool by_gate,
-                                    ClaimId claim, FetchId fetch);
+                                    ClaimId claim, FetchId fetch, bool lent = false);
     void scribble(ModelView &view, uint64_t piece);
     enum class End { kGood, kDead };
     // The model's half of a release; the core is told afterwards.

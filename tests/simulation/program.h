@@ -131,6 +131,7 @@ private:
     void advance_claim(Claim &claim);
     void next_tensor(Claim &claim);
     void keep_older(const Claim &claim);
+    void lend(const Claim &claim);
 
     // finish.cpp
     void settle();

@@ -122,7 +122,8 @@ class Fetches:
 
         options: phase, timeout, priority, stream; at_once: BusyError instead of any wait;
         wait_room: wait until other threads release views; hand_over: another thread will release;
-        absent: this rank needs no bytes, and only sends its shard.
+        absent: this rank needs no bytes, and only sends its shard; speculated: what was updated
+        speculatively is read before its verdict.
         """
         kind: Any = access if type(access) is not str else number(Access, access)
         wanted = list(items)
@@ -173,14 +174,16 @@ class Fetches:
                        timeout: Optional[float] = None, priority: int = 0,
                        stream: Optional[int] = None, at_once: bool = False,
                        wait_room: bool = False,
-                       hand_over: bool = False, absent: bool = False) -> _abi.stw_fetch_options:
+                       hand_over: bool = False, absent: bool = False,
+                       speculated: bool = False) -> _abi.stw_fetch_options:
         if phase is not None:
             views._step = phase._open
         if stream and not isinstance(views, Operation):
             views._stream = ctypes.c_void_p(stream)
         return _abi.stw_fetch_options.initial(
             flags=(_abi.STW_FETCH_TRY * at_once | _abi.STW_FETCH_WAIT_ROOM * wait_room
-                   | _abi.STW_FETCH_HAND_OVER * hand_over | _abi.STW_FETCH_ABSENT * absent),
+                   | _abi.STW_FETCH_HAND_OVER * hand_over | _abi.STW_FETCH_ABSENT * absent
+                   | _abi.STW_FETCH_SPECULATED * speculated),
             stream=stream, phase=None if phase is None else phase._use(),
             timeout_ns=nanoseconds(timeout), priority=priority,
         )

@@ -41,6 +41,11 @@ residency::FetchAsked Fetches::asked_of(const Waiter &waiter) const
     asked.requests.reserve(waiter.plan.ranges.size());
     if (waiter.plan.flags & STW_FETCH_TRY) asked.flags |= residency::kFetchTry;
     if (waiter.plan.flags & STW_FETCH_WAIT_ROOM) asked.flags |= residency::kFetchWaitRoom;
+    const auto lent = [&](const RequestedRange &range) {
+        return sleepers_.reads_lent(waiter.plan.flags, range.tensor);
+    };
+    if (std::all_of(waiter.plan.ranges.begin(), waiter.plan.ranges.end(), lent))
+        asked.flags |= residency::kFetchLent;
     if (waiter.plan.beside_readers) asked.flags |= residency::kFetchBesideReaders;
     for (const RequestedRange &range : waiter.plan.ranges) {
         if (range.scratch != residency::kNone) {

@@ -112,7 +112,8 @@ try {
     auto work = std::make_unique<Snapshot>();
     const auto add = [&](const RequestedRange &range) -> Status {
         if (range.element_count == 0) return {};
-        STW_TRY(sleepers_.self_wait(range.tensor, residency::Access::kRead, waiter.owner));
+        STW_TRY(
+            sleepers_.self_wait(range.tensor, residency::Access::kRead, waiter.owner, plan.flags));
         STW_TRY(zeros_.write_zeros(range.tensor));
         work->parts.push_back(part_of(range));
         return {};
@@ -195,6 +196,8 @@ void Snapshots::ask_chunk(Snapshot &work, Core &core, Commands &out)
     asked.priority = work.whole->plan.priority;
     asked.deadline = work.whole->deadline;
     asked.flags = residency::kFetchInternal | work.flags;
+    if (sleepers_.reads_lent(work.whole->plan.flags, part.tensor))
+        asked.flags |= residency::kFetchLent;
     if (part.scratch != residency::kNone) {
         const uint64_t to = (at - part.begin) * part.to_size;
         work.count = std::min(work.count, run(to, part.to_size));

@@ -81,6 +81,12 @@ void TierAccess::unclaim(residency::ClaimId claim, const residency::TensorId *te
     });
 }
 
+void TierAccess::lend(residency::ClaimId claim, residency::TensorId tensor)
+{
+    dispatch_.act([&](Core &core, Commands &out)
+                      STW_REQUIRES(runtime_lock) { core.lend(claim, tensor, out); });
+}
+
 void TierAccess::fail(residency::TensorId tensor, const Status &cause)
 {
     dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {

@@ -25,6 +25,12 @@ observe::Stall Sleepers::cause_of(const Waiter &waiter) const
                                                        : observe::Stall::kHostDevice;
 }
 
+// What was updated before its verdict; not what the verdict has rejected, from its call on.
+bool Sleepers::reads_lent(uint32_t flags, const stw_tensor *tensor) const
+{
+    return (flags & STW_FETCH_SPECULATED) != 0 && !machine_.pipeline->undoes(tensor->id);
+}
+
 // True if the fetch would wait for a view of its own thread or step.
 bool Sleepers::waits_for_itself(const Waiter &waiter, std::string *tensor_out)
 {
@@ -38,7 +44,9 @@ bool Sleepers::waits_for_itself(const Waiter &waiter, std::string *tensor_out)
             if (range.scratch != residency::kNone) continue;
             const bool beside = waiter.plan.beside_readers && view.place == range.place;
             const bool writes = view.access != STW_READ || (range.access != STW_READ && !beside);
-            const bool claimed = dispatch_.core.claimed_by(range.tensor->id) != 0;
+            const bool lent = dispatch_.core.is_lent(range.tensor->id) &&
+                              reads_lent(waiter.plan.flags, range.tensor);
+            const bool claimed = dispatch_.core.claimed_by(range.tensor->id) != 0 && !lent;
             const bool same = range.tensor == view.tensor && (writes || claimed);
             const bool elsewhere = dispatch_.core.pack_of(range.tensor->id) ==
                                        dispatch_.core.pack_of(view.tensor->id) &&
@@ -233,9 +241,11 @@ void Sleepers::log_timeout(const Status &status)
 }
 
 // A claim waits for open views of the tensor; it would wait for the caller's own for ever.
-Status Sleepers::self_wait(stw_tensor *tensor, residency::Access access, uint32_t owner)
+Status Sleepers::self_wait(stw_tensor *tensor, residency::Access access, uint32_t owner,
+                           uint32_t flags)
 {
     Waiter waiter;
+    waiter.plan.flags = flags;
     RequestedRange range;
     range.tensor = tensor;
     range.access = access == residency::Access::kRead ? STW_READ : STW_WRITE;

@@ -38,7 +38,9 @@ public:
     [[nodiscard]] Status tell_waiting(Status status);
     void log_timeout(const Status &status);
     std::string describe_views(uint32_t lines_max) STW_REQUIRES(runtime_lock);
-    Status self_wait(stw_tensor *tensor, residency::Access access, uint32_t owner);
+    [[nodiscard]] bool reads_lent(uint32_t flags, const stw_tensor *tensor) const;
+    Status self_wait(stw_tensor *tensor, residency::Access access, uint32_t owner,
+                     uint32_t flags = 0);
     [[nodiscard]] bool has_own_view(const Waiter &waiter, const stw_tensor *tensor) const;
     void sleep_follows(residency::FetchId before, residency::FetchId after)
         STW_REQUIRES(runtime_lock);

@@ -262,6 +262,37 @@ TEST(EarlyUpdate, ADrainDoesNotWaitForAVerdict)
     ASSERT_TRUE(two.world.step_and_wait().ok());
 }
 
+// Nothing else of it: what nobody has updated has no new contents.
+TEST(EarlyUpdate, ItsParameterIsLentUntilTheVerdictChangesIt)
+{
+    for (const bool undone : {false, true}) {
+        TwoParameters two;
+        FakeTiers &tiers = two.world.tiers;
+        const TensorId parameter = two.entries[0].parameter;
+        tiers.pause();
+        ASSERT_TRUE(two.early(0).ok());
+        EXPECT_FALSE(tiers.lent(parameter));
+        tiers.resume();
+        ASSERT_TRUE(two.world.optimizer->wait(UINT64_MAX).ok());
+        EXPECT_TRUE(tiers.lent(parameter));
+        EXPECT_FALSE(tiers.lent(two.entries[0].gradient));
+        EXPECT_FALSE(tiers.lent(two.entries[0].states[0]));
+        tiers.open_view(parameter);
+        StepOptions options;
+        options.clip_norm = undone ? 0.5 : 1e9;
+        options.wants_verdict = true;
+        StepResult result;
+        ASSERT_TRUE(two.world.optimizer->step(options, &result).ok());
+        EXPECT_EQ(result.undone, undone ? 1u : 0u);
+        EXPECT_EQ(two.world.pipeline->undoes(parameter), undone) << "known with the verdict";
+        tiers.close_view(parameter);
+        ASSERT_TRUE(two.world.optimizer->wait(UINT64_MAX).ok());
+        EXPECT_FALSE(tiers.lent(parameter));
+        two.world.expect_update(two.entries[0], STW_HYPER_INIT, 1, result.clip_coefficient);
+        two.world.expect_same(two.entries[0]);
+    }
+}
+
 TEST(EarlyUpdate, ACloseEndsWhatHasNoVerdict)
 {
     for (uint64_t seed = 1; seed <= 12; ++seed) {

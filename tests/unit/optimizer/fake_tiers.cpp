@@ -176,6 +176,12 @@ PlaceId FakeTiers::place_of(uint64_t ticket)
     return found == grants_.end() ? kAnyCpuPlace : found->second.place;
 }
 
+bool FakeTiers::lent(TensorId tensor)
+{
+    MutexLock lock(mutex_);
+    return tensors_[tensor].lent;
+}
+
 void FakeTiers::fault(const std::string &text)
 {
     faults_ += text + "\n";
@@ -213,6 +219,7 @@ void FakeTiers::leave(ClaimId claim, TensorId id, bool empties)
     if (tensor.out > 0) fault("a tensor is unclaimed while pieces of it are out");
     tensor.claims.erase(mine);
     tensor.older = kNone;
+    tensor.lent = false;
     if (empties) poison(tensor);
     events_.push_back(
         {empties ? Event::kUnclaimEmpty : Event::kUnclaim, id, 0, residency::Class::kIdle, 0});
@@ -227,6 +234,16 @@ void FakeTiers::unclaim(ClaimId claim, const TensorId *tensors, uint32_t n, uint
         for (uint32_t i = 0; i < n; ++i) leave(claim, tensors[i], (emptied >> i & 1) != 0);
     }
     answer_inline();
+}
+
+void FakeTiers::lend(ClaimId claim, TensorId id)
+{
+    MutexLock lock(mutex_);
+    Tensor &tensor = tensors_[id];
+    if (tensor.claims.empty() || tensor.claims.front() != claim)
+        fault("a tensor is lent that is not claimed");
+    if (tensor.out > 0) fault("a tensor is lent while pieces of it are out");
+    tensor.lent = true;
 }
 
 void FakeTiers::fail(TensorId id, const Status &cause)
@@ -373,6 +390,7 @@ void FakeTiers::fetch(ClaimId claim, const Piece *pieces, uint32_t n, PlaceId pl
         check(ask);
         ++fetches_;
         events_.push_back({Event::kFetch, pieces[0].tensor, pieces[0].byte_begin, urgency, 0});
+        for (const Piece &piece : ask.pieces) tensors_[piece.tensor].lent = false;
         asks_.push_back(std::move(ask));
         changed_.notify_all();
     }

@@ -54,6 +54,7 @@ public:
     std::vector<Event> events();
     std::string faults();
     bool claimed(TensorId tensor);
+    bool lent(TensorId tensor);
     stw_status failed(TensorId tensor);  // the code, OK if it is not
     Status missed(TensorId tensor);      // why its last update did not begin, OK if it did
     uint64_t pinned_peak_bytes();        // blocks of granted pieces, counted per piece
@@ -73,6 +74,7 @@ public:
 
     ClaimId claim(const TensorId *tensors, uint32_t n) override;
     void unclaim(ClaimId claim, const TensorId *tensors, uint32_t n, uint64_t emptied) override;
+    void lend(ClaimId claim, TensorId tensor) override;
     void fail(TensorId tensor, const Status &cause) override;
     void miss(TensorId tensor, const Status &cause) override;
     void versions(ClaimId claim, const TensorId *tensors, uint32_t n,
@@ -103,6 +105,7 @@ private:
         std::map<uint64_t, stw_status> refusals;
         TensorId older = kNone;      // gets each block as it is before its first write
         std::set<uint64_t> written;  // of these blocks
+        bool lent = false;
         bool dropped = false;
     };
     struct Ask {

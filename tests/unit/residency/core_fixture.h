@@ -142,7 +142,7 @@ protected:
         }
     }
     // As an update changes a tensor that is on the device.
-    void update_under(ClaimId claim, TensorId tensor, bool far)
+    FetchId ask_under(ClaimId claim, TensorId tensor)
     {
         FetchAsked asked;
         asked.claim = claim;
@@ -150,16 +150,25 @@ protected:
         Commands out;
         const FetchId fetch = core_->fetch(asked, out);
         take(out);
-        ASSERT_TRUE(granted(fetch));
+        return fetch;
+    }
+    void release_under(ClaimId claim, TensorId tensor, bool far = false)
+    {
         Release release;
         release.tensor = tensor;
         release.access = Access::kReadWrite;
         release.place = kDevice;
-        release.byte_count = asked.requests[0].byte_count;
+        release.byte_count = all_of(tensor, Access::kReadWrite).byte_count;
         release.claim = claim;
         release.far = far;
+        Commands out;
         core_->release(release, out);
         take(out);
+    }
+    void update_under(ClaimId claim, TensorId tensor, bool far)
+    {
+        ASSERT_TRUE(granted(ask_under(claim, tensor)));
+        release_under(claim, tensor, far);
     }
     void unclaim(ClaimId claim, TensorId tensor)
     {

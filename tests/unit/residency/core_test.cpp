@@ -488,6 +488,39 @@ TEST_F(CoreTest, AClaimKeepsLaterFetchesOut)
     EXPECT_TRUE(granted(outside));
 }
 
+TEST_F(CoreTest, WhatAClaimLendsIsReadUntilItWrites)
+{
+    open(2, 0, 16);
+    const TensorId a = create_filled("a", kBlock);
+    const ClaimId claim = core_->claim();
+    core_->claim_tensor(claim, a);
+    const auto lent = [&](Access access) { return ask({all_of(a, access)}, kFetchLent); };
+    const FetchId waits = lent(Access::kRead);
+    update_under(claim, a, false);
+    EXPECT_FALSE(granted(waits)) << "it is not lent yet";
+    Commands out;
+    core_->lend(claim, a, out);
+    take(out);
+    EXPECT_TRUE(granted(waits));
+    EXPECT_FALSE(core_->gate(a, kDevice).try_pin()) << "the others wait all the same";
+    const FetchId other = ask(a, Access::kRead);
+    const FetchId writes = lent(Access::kWrite);
+    EXPECT_FALSE(granted(other));
+    EXPECT_FALSE(granted(writes));
+    const FetchId redone = ask_under(claim, a);
+    EXPECT_FALSE(granted(redone)) << "a view is open";
+    const FetchId late = lent(Access::kRead);
+    EXPECT_FALSE(granted(late));
+    release(waits);
+    EXPECT_TRUE(granted(redone));
+    EXPECT_FALSE(granted(late));
+    release_under(claim, a);
+    EXPECT_FALSE(granted(late)) << "lent once";
+    unclaim(claim, a);
+    EXPECT_TRUE(granted(other));
+    EXPECT_TRUE(granted(late));
+}
+
 TEST_F(CoreTest, WhatAnUpdateMissedIsNotReadUntilForgivenOrWritten)
 {
     open(2, 0, 16);

@@ -69,10 +69,12 @@ bool FetchRunner::step(Fetch &fetch, Blocked &blocked, Commands &out)
         return false;
     }
     if (room != Room::kTaken) {
+        const bool hint = (fetch.asked.flags & kFetchPrefetch) != 0;
         refuse(id,
                room == Room::kComing
                    ? Status::error(STW_ERROR_BUSY, "the bytes are not resident and free at once")
-                   : outlook_.budget_refusal(fetch, fetch.short_place, fetch.short_blocks),
+               : hint ? Status::error(STW_ERROR_BUDGET, "there is no room for the hint")
+                      : outlook_.budget_refusal(fetch, fetch.short_place, fetch.short_blocks),
                out);
         return true;
     }

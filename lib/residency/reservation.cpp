@@ -130,13 +130,16 @@ Room Reservation::make_room(Fetch &fetch, PlaceId place, uint32_t needed, bool w
         own += counts && target.place == place && here.slot != kNoSlot && !moves;  // else needed
     }
     const bool fits = own + needed <= budget;
+    const bool hint = (fetch.asked.flags & kFetchPrefetch) != 0;
     if (!outlook_.room_will_come(place)) {
-        static_cast<void>(outlook_.pinned_blocks(place, whole, &fetch));  // sees those in gates
+        if (!hint)
+            static_cast<void>(outlook_.pinned_blocks(place, whole, &fetch));  // sees those in gates
     } else if (fits && !outlook_.are_more_pinned(place, whole, fetch, budget - own - needed)) {
         transfers_.hasten_write_backs(fetch, place, out);
         return Room::kComing;
     }
-    return outlook_.fall_short(fetch, place, outlook_.stuck_or_never());
+    // A hint ends, whatever is in the way, and nobody is told what.
+    return outlook_.fall_short(fetch, place, hint ? Room::kNever : outlook_.stuck_or_never());
 }
 
 // A block that moves into its run takes two slots for a while. If there is no second one, it is

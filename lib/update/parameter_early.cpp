@@ -35,10 +35,12 @@ bool ParameterJob::may_be_early() const
     return claims_older && finite && !on_device();
 }
 
-// What it writes is kept as it is now: no lock held, under the claim.
+// What it writes is kept as it is now: no lock held, under the claim. Once it is ready or parked,
+// its verdict may come, and its optimizer may be destroyed.
 void ParameterJob::start_early()
 {
-    Tiers &tiers = owner.pipeline.tiers;
+    Pipeline::Parts &pipeline = owner.pipeline;
+    Tiers &tiers = pipeline.tiers;
     bool keeps = !master_is_stale();
     TensorId tensors[kJobTensorsMax];
     TensorId kept[kJobTensorsMax];
@@ -69,7 +71,7 @@ void ParameterJob::start_early()
         }
     }
     if (leaves) leave_decided();
-    owner.pipeline.pump();
+    pipeline.pump();
 }
 
 // Whether an update by the verdict would have had the same inputs.

@@ -491,6 +491,7 @@ void ParameterJob::end_scan()
 {
     if (!error.ok()) owner.pipeline.report(shape.layouts[kGradient].tensor, error);
     const bool leaves = empty && error.ok();
+    Step *const scanned_for = step;
     bool decided = false;
     bool keeps = false;
     {
@@ -509,9 +510,9 @@ void ParameterJob::end_scan()
             owner.park(*this);
         }
     }
-    // The step exists until the last job has left it: this job leaves after those that it lets go,
-    // or is one of them.
-    if (decided) Optimizer::Parts::let_go(*step);
+    // The step exists until the last job has left it, and those that it lets go have not. This job
+    // may have: its update was ready with the decision.
+    if (decided) Optimizer::Parts::let_go(*scanned_for);
     if (leaves) leave(0);
     if (keeps) start_early();
 }

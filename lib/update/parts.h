@@ -192,6 +192,7 @@ struct Pipeline::Parts {
     // Its tensors are unclaimed: the next in each queue moves up. job_gone() when its end is over.
     void retire(Job &job) STW_REQUIRES(mutex);
     void job_gone() STW_REQUIRES(mutex);
+    [[nodiscard]] uint64_t jobs_behind_parked() const STW_REQUIRES(mutex);
     // It has its claim, and nothing to do until it is unparked; nobody waits for it.
     void park(Job &job) STW_REQUIRES(mutex);
     void unpark(Job &job) STW_REQUIRES(mutex);

@@ -296,7 +296,7 @@ Status Pipeline::drain(uint64_t timeout_ns)
 {
     MutexLock lock(parts_->mutex);
     const Waiter waiter = parts_->waiter(timeout_ns);
-    while (parts_->totals.jobs > 0) STW_TRY(parts_->sleep(waiter));
+    while (parts_->totals.jobs > parts_->jobs_behind_parked()) STW_TRY(parts_->sleep(waiter));
     return {};
 }
 

@@ -143,7 +143,24 @@ void Pipeline::Parts::job_gone()
 {
     STW_ASSERT(totals.jobs > 0);
     --totals.jobs;
-    if (totals.jobs == 0) changed.notify_all();
+    if (totals.jobs == 0 || !parked.empty()) changed.notify_all();
+}
+
+// Those that cannot begin before a parked one goes on: sums into a gradient, for example.
+uint64_t Pipeline::Parts::jobs_behind_parked() const
+{
+    std::set<const Job *> behind;
+    std::vector<const Job *> left(parked.begin(), parked.end());
+    while (!left.empty()) {
+        const Job &job = *left.back();
+        left.pop_back();
+        for (uint32_t i = 0; i < job.turn_count; ++i) {
+            for (const Turn *at = job.turns[i].behind; at != nullptr; at = at->behind) {
+                if (behind.insert(at->job).second) left.push_back(at->job);
+            }
+        }
+    }
+    return behind.size();
 }
 
 }  // namespace stepwell::update

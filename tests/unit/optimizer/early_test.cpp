@@ -293,6 +293,31 @@ TEST(EarlyUpdate, ItsParameterIsLentUntilTheVerdictChangesIt)
     }
 }
 
+// Neither does it wait for what cannot begin before the verdict.
+TEST(EarlyUpdate, ADrainLeavesWhatComesAfterAVerdict)
+{
+    TwoParameters two;
+    ASSERT_TRUE(two.early(0).ok());
+    ASSERT_TRUE(two.world.pipeline->drain(UINT64_MAX).ok());
+    const Entry &entry = two.entries[0];
+    const std::vector<float> zeros(entry.element_count, 0.0f);
+    Accumulation sum;
+    sum.gradient = entry.gradient;
+    sum.gradient_dtype = sum.scratch_dtype = STW_F32;
+    sum.element_count = sum.gradient_elements = entry.element_count;
+    sum.memory = zeros.data();
+    ASSERT_TRUE(two.world.pipeline->accumulate(sum).ok());
+    ASSERT_TRUE(two.early(1).ok());
+    EXPECT_TRUE(two.world.pipeline->drain(UINT64_MAX).ok());
+    EXPECT_TRUE(two.world.optimizer->pending());
+    StepOptions options;
+    options.flags = STW_UPDATE_KEEP_GRADIENTS;
+    ASSERT_TRUE(two.world.step_and_wait(options).ok());
+    EXPECT_TRUE(two.world.pipeline->drain(UINT64_MAX).ok());
+    two.world.expect_update(entry, STW_HYPER_INIT, 1, 1.0);
+    two.world.expect_same(entry);
+}
+
 TEST(EarlyUpdate, ACloseEndsWhatHasNoVerdict)
 {
     for (uint64_t seed = 1; seed <= 12; ++seed) {

@@ -25,22 +25,21 @@ bool Victims::returns(BlockId block, PlaceId place) const
 {
     const Pack &pack = packs_[blocks_[block].pack];
     const PlaceId to = pack.promised;
-    if (to == kNoPlace || to == place || places_[to].tier > places_[place].tier) return false;
-    if (!may_rest(pack, to)) return false;
+    if (to == place || to == kNoPlace) return false;
+    if (places_[to].tier > places_[place].tier || !may_rest(pack, to)) return false;
     const Replica &there = blocks_.replica(block, to);
     return !there.doomed && !there.filling &&
            (there.slot != kNoSlot || places_.arena(to).free() > 0);
 }
 
 // The policy allows a farther tier, or it has its room elsewhere.
-bool Victims::can_drain(BlockId block, PlaceId place) const
+bool Victims::can_drain(BlockId block, const Pack &pack, PlaceId place) const
 {
-    const Pack &pack = packs_[blocks_[block].pack];
     for (PlaceId to = static_cast<PlaceId>(place + 1); to < places_.count(); ++to) {
         const bool behind = places_[to].tier > places_[place].tier;
         if (behind && may_rest(pack, to)) return true;
     }
-    return returns(block, place);
+    return pack.promised != place && returns(block, place);
 }
 
 bool Victims::may_leave(BlockId block, PlaceId place, const Fetch *fetch) const
@@ -57,7 +56,7 @@ bool Victims::is_movable(BlockId block, PlaceId place, const Fetch *fetch) const
     if (here.doomed || here.evicting || pack.agreed || pack.pinned_home == place) return false;
     if (fetch && blocks_.is_own(block, place, *fetch)) return false;
     if (fetch && here.fresh && is_blind_hint(*fetch)) return false;
-    if (!packs_.is_duplicate(block, place) && (at.write_failed || !can_drain(block, place)))
+    if (!packs_.is_duplicate(block, place) && (at.write_failed || !can_drain(block, pack, place)))
         return false;
     return !fetch || !order_.is_needed_before(block, *fetch);
 }
@@ -108,7 +107,7 @@ bool Victims::stays(BlockId block, PlaceId place) const
 {
     const Pack &pack = packs_[blocks_[block].pack];
     if (pack.agreed || pack.pinned_home == place) return true;
-    return !can_drain(block, place) && !packs_.is_duplicate(block, place);
+    return !can_drain(block, pack, place) && !packs_.is_duplicate(block, place);
 }
 
 // The first from `block` on that may leave. Colder ones that may not are in use now.

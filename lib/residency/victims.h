@@ -31,7 +31,7 @@ public:
 
 private:
     [[nodiscard]] bool stays(BlockId block, PlaceId place) const;
-    [[nodiscard]] bool can_drain(BlockId block, PlaceId place) const;
+    [[nodiscard]] bool can_drain(BlockId block, const Pack &pack, PlaceId place) const;
     BlockId pick_behind(BlockId block, PlaceId place, const Fetch &fetch);
     [[nodiscard]] BlockId pick_planned(PlaceId place, const Fetch &fetch) const;
     [[nodiscard]] BlockId pick_ranked(PlaceId place, const Fetch &fetch, BlockId best) const;

@@ -138,7 +138,7 @@ Room Reservation::make_room(Fetch &fetch, PlaceId place, uint32_t needed, bool w
         transfers_.hasten_write_backs(fetch, place, out);
         return Room::kComing;
     }
-    // A hint ends, whatever is in the way, and nobody is told what.
+    // A hint is refused whatever keeps it out, and nobody reads why.
     return outlook_.fall_short(fetch, place, hint ? Room::kNever : outlook_.stuck_or_never());
 }
 

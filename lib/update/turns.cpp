@@ -146,7 +146,7 @@ void Pipeline::Parts::job_gone()
     if (totals.jobs == 0 || !parked.empty()) changed.notify_all();
 }
 
-// Those that cannot begin before a parked one goes on: sums into a gradient, for example.
+// Jobs that cannot begin before a parked one has its verdict: sums into its gradient, for example.
 uint64_t Pipeline::Parts::jobs_behind_parked() const
 {
     std::set<const Job *> behind;

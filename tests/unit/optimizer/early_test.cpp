@@ -262,7 +262,7 @@ TEST(EarlyUpdate, ADrainDoesNotWaitForAVerdict)
     ASSERT_TRUE(two.world.step_and_wait().ok());
 }
 
-// Nothing else of it: what nobody has updated has no new contents.
+// Only the parameter is lent, and only once it is updated.
 TEST(EarlyUpdate, ItsParameterIsLentUntilTheVerdictChangesIt)
 {
     for (const bool undone : {false, true}) {

@@ -271,13 +271,14 @@ Room RunPlanner::make_spare_slot(const Fetch &fetch, RunCosts &costs, PlaceId pl
         if (costs.of(begin, true) != UINT64_MAX) possible = begin;
     }
     if (possible == kNoSlot) return Room::kStuck;
-    BlockId victim = victims_.pick(place, fetch);
-    for (const Target &target : fetch.targets) {
+    const auto leaves = [&](const Target &target) {
         const Slot slot = blocks_.replica(target.block, place).slot;
         const bool inside = slot >= possible && slot < possible + count;
-        const bool lies = victim == kNone && target.place == place && slot != kNoSlot && !inside;
-        if (lies && victims_.may_leave(target.block, place, nullptr)) victim = target.block;
-    }
+        return target.place == place && !inside && victims_.may_leave(target.block, place, nullptr);
+    };
+    BlockId victim = victims_.pick(place, fetch);
+    const auto own = std::find_if(fetch.targets.begin(), fetch.targets.end(), leaves);
+    if (victim == kNone && own != fetch.targets.end()) victim = own->block;
     if (victim == kNone || !evictions_.start(victim, place, out)) return Room::kStuck;
     return blocks_.replica(victim, place).slot == kNoSlot ? Room::kAgain : Room::kComing;
 }

@@ -39,7 +39,7 @@ bool Victims::can_drain(BlockId block, const Pack &pack, PlaceId place) const
         const bool behind = places_[to].tier > places_[place].tier;
         if (behind && may_rest(pack, to)) return true;
     }
-    return pack.promised != place && returns(block, place);
+    return returns(block, place);
 }
 
 bool Victims::may_leave(BlockId block, PlaceId place, const Fetch *fetch) const

@@ -819,6 +819,19 @@ TEST(a_commit_writes_only_what_has_changed)
     machine_close(runtime);
 }
 
+/* Reads until no write-back marks the tensor any more: one that is not the commit's own may fail
+ * after the commit has. Each failure uses up three faults. */
+static void expect_kept(stw_runtime *runtime, stw_tensor *tensor, uint64_t elements, float first)
+{
+    float *values = malloc(elements * sizeof *values);
+    assert_non_null(values);
+    do {
+        ok(stw_runtime_clear_error(runtime));
+    } while (stw_tensor_read(tensor, values, NULL) == STW_ERROR_IO);
+    for (uint64_t i = 0; i < elements; ++i) assert_true(values[i] == first + (float)i);
+    free(values);
+}
+
 /* Of a disk that fails: the generation before stays the newest, and the next one can be taken. */
 TEST(a_write_that_fails_is_no_generation_and_loses_none)
 {
@@ -840,8 +853,7 @@ TEST(a_write_that_fails_is_no_generation_and_loses_none)
     tensor = durable(runtime, "t", LARGE);
     tensor_fill_sequence(tensor, LARGE, 2);
     fails(stw_commit(runtime, NULL, NULL), STW_ERROR_IO, "");
-    ok(stw_runtime_clear_error(runtime));
-    tensor_expect_sequence(tensor, LARGE, 2);
+    expect_kept(runtime, tensor, LARGE, 2);
     (void)stw_runtime_close(runtime, 0, 0);
     runtime = resume();
     tensor_expect_sequence(durable(runtime, "t", LARGE), LARGE, 1);

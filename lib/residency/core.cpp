@@ -184,7 +184,7 @@ void Core::unclaim_tensor(ClaimId claim, TensorId id, bool empties, Commands &ou
     runner_.advance(out);
 }
 
-void Core::transfer_done(TransferId id, const Status &status, Commands &out)
+void Core::transfer_done(TransferId id, const Status &status, Commands &out, bool more)
 {
     const bool known = transfers_.find(id) != nullptr;
     STW_ASSERT(known);
@@ -217,7 +217,7 @@ void Core::transfer_done(TransferId id, const Status &status, Commands &out)
     }
     for (PlaceId place = 0; place < places_.count(); ++place)
         victims_.note_evictable(id_block, place);
-    runner_.advance_queue(out);
+    if (!more) runner_.advance_queue(out);
 }
 
 void Core::transfer_ordered(TransferId id, Commands &out)

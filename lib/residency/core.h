@@ -97,7 +97,9 @@ public:
     void keep_older(TensorId tensor, TensorId older) { tensors_[tensor].older = older; }
 
     // ---- transfers -----------------------------------------------------------------------------
-    void transfer_done(TransferId transfer, const Status &status, Commands &out);
+    // more: another transfer that has ended as well comes next, and the fetches that wait for room
+    // are looked at after the last one.
+    void transfer_done(TransferId transfer, const Status &status, Commands &out, bool more = false);
     // Of a move: its bytes have not arrived, but every use of them at their place is ordered after
     // the move, as on a device's streams. Fetches to read are answered now; the source is kept, and
     // fetches to write wait, until transfer_done().

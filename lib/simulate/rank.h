@@ -82,7 +82,7 @@ struct World::Rank final : residency::CommandSink, residency::EventHook {
     void pack_freed(residency::PackId) override {}
     void submit(std::vector<residency::Transfer> &transfers, residency::Commands &) override
     {
-        for (const residency::Transfer &transfer : transfers) world.submit(*this, transfer);
+        world.submit(*this, transfers);
     }
     void promote(residency::TransferId id) override;
     void failed(const residency::BackgroundError &) override {}

@@ -374,13 +374,23 @@ size_t World::storage_path(residency::BlockId block) const
     return path;
 }
 
-void World::submit(Rank &rank, const Transfer &transfer)
+// What moves no bytes takes no time, and all of that ends at once.
+void World::submit(Rank &rank, const std::vector<Transfer> &transfers)
 {
-    const bool moves = transfer.kind == TransferKind::kMove;
-    if (filling_ || !moves) {
-        rank.core.transfer_done(transfer.id, {}, rank.out);
-        return;
+    const auto moves = [this](const Transfer &transfer) {
+        return !filling_ && transfer.kind == TransferKind::kMove;
+    };
+    auto left = transfers.size() - std::count_if(transfers.begin(), transfers.end(), moves);
+    for (const Transfer &transfer : transfers) {
+        if (moves(transfer))
+            send(rank, transfer);
+        else
+            rank.core.transfer_done(transfer.id, {}, rank.out, --left > 0);
     }
+}
+
+void World::send(Rank &rank, const Transfer &transfer)
+{
     ++rank.in_flight;
     std::vector<uint32_t> path;
     const auto then = [&](Route route) {

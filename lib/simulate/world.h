@@ -83,7 +83,8 @@ private:
     void begin_step(Rank &rank);
     void done(Rank &rank, OpId id);
     Status execute(Rank &rank);
-    void submit(Rank &rank, const residency::Transfer &transfer);
+    void submit(Rank &rank, const std::vector<residency::Transfer> &transfers);
+    void send(Rank &rank, const residency::Transfer &transfer);
     Status settle(const SharedLinks::Ended &ended);
     Status settle_all();
     [[nodiscard]] Cause cause_of(const Rank &rank, OpId fetch) const;

@@ -27,7 +27,7 @@ void Machine::submit(std::vector<Transfer> &submitted, Commands &)
 
 void Machine::promote(TransferId transfer)
 {
-    if (flying_.count(transfer) > 0) return;
+    if (flying_.count(transfer) > 0 || ended_together_.count(transfer) > 0) return;
     journal_.fail("transfer %llu is promoted but not in flight", (unsigned long long)transfer);
 }
 
@@ -294,8 +294,9 @@ bool Machine::advance()
         order(happening.transfer);
         return true;
     }
-    complete(happening.transfer);
-    return true;
+    const bool more = !queue_.empty() && queue_.top().completes && random_.chance(25);
+    complete(happening.transfer, more);
+    return !more || advance();
 }
 
 // As on a device with streams: the next user of the bytes is ordered after the copy, so it sees
@@ -315,7 +316,7 @@ void Machine::order(TransferId id)
     loop.run();
 }
 
-void Machine::complete(TransferId id)
+void Machine::complete(TransferId id, bool more)
 {
     events++;
     const Flight flight = std::move(flying_.at(id));
@@ -343,8 +344,11 @@ void Machine::complete(TransferId id)
         land(flight);
     }
     journal_.line("done transfer %llu%s", (unsigned long long)id, flight.fails ? ": fault" : "");
-    core.transfer_done(id, status, loop.out);
+    core.transfer_done(id, status, loop.out, more);
+    ended_together_.insert(id);
+    if (more) return;
     loop.run();
+    ended_together_.clear();
 }
 
 // Only the bytes in use arrive; the rest of the target stays what it was.

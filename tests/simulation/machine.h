@@ -132,7 +132,7 @@ private:
     void check_target(const Transfer &transfer);
     void choose_fault(Flight &flight);
     void capture(Flight &flight);
-    void complete(TransferId id);
+    void complete(TransferId id, bool more);  // more: another one has ended with it
     void order(TransferId id);
     void land(const Flight &flight);
     static uint64_t index_of(const Transfer &transfer)
@@ -157,6 +157,7 @@ private:
     std::set<BlockId> rotten_;
     std::set<PackId> hurt_packs_;
     std::set<PackId> taken_packs_;  // and not freed
+    std::set<TransferId> ended_together_;  // in the event under way
 };
 
 }  // namespace stepwell::simulation

@@ -87,7 +87,7 @@ void TransferSink::submit(std::vector<residency::Transfer> &transfers, Commands 
     const Status status = machine_.engine->submit(jobs.data(), static_cast<uint32_t>(jobs.size()));
     if (status.ok()) return;
     for (const residency::Transfer &transfer : transfers) {
-        dispatch_.core.transfer_done(transfer.id, status, out);
+        dispatch_.core.transfer_done(transfer.id, status, out, &transfer != &transfers.back());
     }
 }
 
@@ -109,7 +109,8 @@ void TransferSink::engine_done(void *user, transfer::Completion *list, uint32_t 
 void TransferSink::end_transfers(const transfer::Completion *list, uint32_t n)
 {
     dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
-        for (uint32_t i = 0; i < n; ++i) core.transfer_done(list[i].id, list[i].status, out);
+        for (uint32_t i = 0; i < n; ++i)
+            core.transfer_done(list[i].id, list[i].status, out, i + 1 < n);
         recorder_.plan_due = true;
     });
 }

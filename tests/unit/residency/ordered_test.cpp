@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transfers whose bytes may be used before they are there, by who comes behind them: a device with
-// streams.
+// Transfers whose bytes may be used before they are there, by who comes behind them (a device with
+// streams), and transfers that end together.
 #include "tests/unit/residency/core_fixture.h"
+
+#include <utility>
 
 namespace stepwell::residency {
 namespace {
@@ -115,4 +117,25 @@ TEST_F(OrderedTest, ATensorMayGoWhileItsCopyIsUnderWay)
 }
 
 }  // namespace
+// Two blocks have left together: who waits for room hears of it when the core knows of both.
+TEST_F(CoreTest, OfTransfersThatEndTogetherTheLastOneLetsFetchesGoOn)
+{
+    open(2, 0, 16);
+    create_filled("a", kBlock);
+    const TensorId b = create_filled("b", kBlock);
+    const FetchId next = ask(create("c", kBlock), Access::kWrite);
+    Commands out;
+    core_->evict(b, kDevice, out);
+    take(out);
+    ASSERT_EQ(transfers_.size(), 2u);
+    const std::deque<Transfer> ended = std::exchange(transfers_, {});
+    core_->transfer_done(ended[0].id, {}, out, true);
+    EXPECT_TRUE(out.transfers.empty());
+    core_->transfer_done(ended[1].id, {}, out);
+    EXPECT_EQ(out.transfers.size(), 1u);
+    take(out);
+    finish_all();
+    EXPECT_TRUE(granted(next));
+}
+
 }  // namespace stepwell::residency

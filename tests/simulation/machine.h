@@ -156,7 +156,7 @@ private:
     std::map<BlockId, std::pair<PackId, uint64_t>> heirs_;
     std::set<BlockId> rotten_;
     std::set<PackId> hurt_packs_;
-    std::set<PackId> taken_packs_;  // and not freed
+    std::set<PackId> taken_packs_;         // and not freed
     std::set<TransferId> ended_together_;  // in the event under way
 };
 

@@ -36,16 +36,19 @@ def bench_step(options):
     with ExitStack() as stack:
         fio = stack.enter_context(Fio(options.nvme, options.bytes))
         best = fio.best_setting("rw", FIO_GRID)
-        compute = least / fio.run("rw", *best) / DRIVE_SHARE
+        rates = [fio.run("rw", *best)]
         programs = {name: stack.enter_context(Program([*command, mode, "--clips", clips]))
                     for name, (_, mode, clips) in MODES.items()}
-        for program in programs.values():
-            program.ask(f"pace {compute / (3 * LAYERS) * 1e6:.0f}")
-            program.ask(f"step {WARM_UP}")
         for number in range(options.pairs):
+            # A drive that has written for a while may be slower than a rested one.
+            compute = least / median(rates) / DRIVE_SHARE
+            rates = []
             for mode, program in programs.items():
+                program.ask(f"pace {compute / (3 * LAYERS) * 1e6:.0f}")
+                program.ask(f"step {WARM_UP}")
                 rate, step = in_turn(number, lambda: fio.run("rw", *best),
                                      lambda: program.ask(f"step {STEPS}"))
+                rates.append(rate)
                 moved = step["read_bytes"] + step["written_bytes"]
                 pairs[mode].append({**step, "moved": moved, "drive": moved / rate})
                 say(f"  {mode} {number + 1}/{options.pairs}: {step['seconds']:.3f} s; bounds: "

@@ -345,7 +345,8 @@ void Machine::complete(TransferId id, bool more)
     }
     journal_.line("done transfer %llu%s", (unsigned long long)id, flight.fails ? ": fault" : "");
     core.transfer_done(id, status, loop.out, more);
-    ended_together_.insert(id);
+    if (together_) ended_together_.insert(id);
+    together_ = more;
     if (more) return;
     loop.run();
     ended_together_.clear();

@@ -157,7 +157,8 @@ private:
     std::set<BlockId> rotten_;
     std::set<PackId> hurt_packs_;
     std::set<PackId> taken_packs_;         // and not freed
-    std::set<TransferId> ended_together_;  // in the event under way
+    bool together_ = false;                // the next to end does so with the one before
+    std::set<TransferId> ended_together_;  // in this event, and not the first of them
 };
 
 }  // namespace stepwell::simulation

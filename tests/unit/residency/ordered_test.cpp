@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transfers whose bytes may be used before they are there, by who comes behind them (a device with
-// streams), and transfers that end together.
+// Transfers whose target may be used before they end, by work that is ordered after them (a device
+// with streams), and transfers that end together.
 #include "tests/unit/residency/core_fixture.h"
 
 #include <utility>

@@ -408,6 +408,22 @@ TEST(fits_answers_without_moving_anything)
     machine_close(runtime);
 }
 
+/* The first sums in place, the second into a buffer of its own. */
+TEST(fits_counts_the_buffer_of_a_second_sum)
+{
+    stw_runtime *runtime = open_here();
+    stw_tier_stats stats = tier_stats(runtime, STW_TIER_DEFAULT);
+    uint64_t blocks = (stats.budget_bytes - stats.staging_bytes) / BLOCK;
+    stw_tensor *gradient = tensor_f32(runtime, "gradient", (blocks / 2 + 1) * BLOCK / 4);
+    stw_fetch_request requests[2];
+    stw_view views[2];
+    requests[0] = requests[1] = request_of(gradient, STW_REDUCE);
+    ok(stw_fetch_fits(runtime, requests, 1));
+    fails(stw_fetch_fits(runtime, requests, 2), STW_ERROR_BUDGET, "needed");
+    fails(stw_fetch(runtime, NULL, requests, 2, views), STW_ERROR_BUDGET, "");
+    machine_close(runtime);
+}
+
 TEST(empty_tensors_and_scalars_are_views_too)
 {
     stw_runtime *runtime = open_here();

@@ -60,18 +60,14 @@ residency::FetchAsked Fetches::asked_of(const Waiter &waiter) const
 }
 
 // A REDUCE adds in place if the gradient is empty and not in use, else into a private buffer. This
-// depends on the order of calls (contents and open views), not on timing. Of several in one call
-// only the first may be in place.
+// depends on the order of calls (contents and open views), not on timing.
 Status Fetches::prepare_reduces(FetchPlan &plan)
 {
     std::unordered_set<residency::TensorId> earlier;
     for (RequestedRange &range : plan.ranges) {
         if (range.access != STW_REDUCE || range.scratch != residency::kNone) continue;
         if (range.byte_count == 0) continue;
-        // Only a range that starts as zeros in the tensor's own dtype can be summed in place.
-        const bool whole =
-            range.byte_count == range.tensor->bytes && range.dtype == 0 && !range.tensor->sharding;
-        const bool in_place = earlier.insert(range.tensor->id).second && whole;
+        const bool in_place = earlier.insert(range.tensor->id).second && may_sum_in_place(range);
         Status status;
         dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {
             if (!in_place || core.in_use(range.tensor->id)) status = buffers_.make_scratch(range);

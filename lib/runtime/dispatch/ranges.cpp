@@ -40,6 +40,12 @@ uint64_t sum_bytes(const RequestedRange &range)
     return sum_elements(*range.tensor, range.access, range.element_count) * size;
 }
 
+bool may_sum_in_place(const RequestedRange &range)
+{
+    return range.access == STW_REDUCE && range.byte_count == range.tensor->bytes &&
+           range.dtype == 0 && !range.tensor->sharding;
+}
+
 bool is_converted(const RequestedRange &range)
 {
     return range.access == STW_READ && range.dtype != 0;

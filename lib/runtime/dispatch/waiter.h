@@ -61,6 +61,9 @@ Status elements_outside(const stw_tensor &tensor, uint64_t begin, uint64_t count
                         uint64_t elements);
 // Includes the padding of a complete buffer that is summed over ranks.
 uint64_t sum_bytes(const RequestedRange &range);
+// A REDUCE that starts as zeros in the tensor's own dtype. Of several of a tensor in one call only
+// the first may be in place.
+bool may_sum_in_place(const RequestedRange &range);
 
 // Slots of views that are pinned and not open yet, in the order of the requests.
 struct HitChain {

@@ -8,6 +8,8 @@
 #include "lib/runtime/dispatch/snapshot.h"
 #include "lib/runtime/recording/grounds.h"
 
+#include <unordered_set>
+
 namespace stepwell {
 
 using residency::PlaceId;
@@ -150,12 +152,15 @@ Status Placement::fits(const std::vector<RequestedRange> &ranges) const
 {
     std::vector<residency::Request> requests;
     std::vector<residency::Request> buffers;
+    std::unordered_set<residency::TensorId> summed;
     requests.reserve(ranges.size());
     for (const RequestedRange &range : ranges) {
         if (range.into) continue;  // copied block by block
         const residency::Access access = access_of(range.access);
-        const bool sums = range.access == STW_REDUCE && range.tensor->sharding;
-        if (range.dtype != 0 || sums) {
+        const bool sums = range.access == STW_REDUCE && range.byte_count > 0;
+        const bool in_place =
+            sums && summed.insert(range.tensor->id).second && may_sum_in_place(range);
+        if (range.dtype != 0 || (sums && !in_place)) {
             buffers.push_back({range.tensor->id, access, range.place, 0, sum_bytes(range)});
         } else {
             requests.push_back(

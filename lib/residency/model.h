@@ -72,6 +72,9 @@ struct Pack {
     BlockId first = kNone;
     uint32_t blocks = 0;
     uint64_t used_bytes = 0;
+    uint32_t with_contents = 0;  // tensors, not empty
+    uint32_t writing = 0;        // locked ranges for writing, or under a claim
+    uint32_t claimed = 0;        // of these, with a claim
     bool shared = false;
     bool dead = false;  // without tensors; waits for its last transfer
     bool agreed = false;
@@ -97,10 +100,7 @@ struct Pack {
         slots.fill(kNoSlot);
         return slots;
     }
-    uint32_t with_contents = 0;  // of these, not empty
-    uint32_t writing = 0;        // locked ranges for writing, or under a claim
-    uint32_t claimed = 0;        // of these, with a claim
-    bool clean_late = false;     // when the last claim goes: others were to change the block again
+    bool clean_late = false;  // when the last claim goes: others were to change the block again
     // Of the tensors' gates, so that a large pack need not be walked to learn that there are none.
     std::array<uint32_t, kPlacesMax> gates_open{};
     std::array<uint32_t, kPlacesMax> gates_draining{};  // closed, with pins when last looked at

@@ -19,9 +19,9 @@ uint64_t PackTable::bytes_used(BlockId block) const
 bool PackTable::is_worthless(BlockId block) const
 {
     const Pack &pack = packs_[blocks_[block].pack];
-    if (pack.tensors.size() != 1) return false;
+    if (pack.with_contents > 0 || pack.tensors.size() != 1) return false;
     const Tensor &tensor = tensors_[pack.tensors[0]];
-    return tensor.contents == Contents::kEmpty && !tensor.writer && tensor.claim_users == 0;
+    return !tensor.writer && tensor.claim_users == 0;
 }
 
 TensorBlocks PackTable::blocks_of(TensorId id) const

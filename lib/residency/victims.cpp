@@ -56,8 +56,8 @@ bool Victims::is_movable(BlockId block, PlaceId place, const Fetch *fetch) const
     if (here.doomed || here.evicting || pack.agreed || pack.pinned_home == place) return false;
     if (fetch && blocks_.is_own(block, place, *fetch)) return false;
     if (fetch && here.fresh && is_blind_hint(*fetch)) return false;
-    if (!packs_.is_duplicate(block, place) && (at.write_failed || !can_drain(block, pack, place)))
-        return false;
+    const bool drains = !at.write_failed && can_drain(block, pack, place);
+    if (!drains && !packs_.is_duplicate(block, place)) return false;
     return !fetch || !order_.is_needed_before(block, *fetch);
 }
 

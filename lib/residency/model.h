@@ -72,7 +72,7 @@ struct Pack {
     BlockId first = kNone;
     uint32_t blocks = 0;
     uint64_t used_bytes = 0;
-    uint32_t with_contents = 0;  // tensors, not empty
+    uint32_t with_contents = 0;  // tensors that are not empty
     uint32_t writing = 0;        // locked ranges for writing, or under a claim
     uint32_t claimed = 0;        // of these, with a claim
     bool shared = false;

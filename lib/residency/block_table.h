@@ -6,7 +6,9 @@
 #include "lib/residency/block_ids.h"
 #include "lib/residency/model.h"
 #include "lib/residency/places.h"
+#include "lib/support/assert.h"
 
+#include <array>
 #include <vector>
 
 namespace stepwell::residency {
@@ -27,6 +29,19 @@ public:
     {
         return replicas_[block * width_ + place];
     }
+
+    void hold(BlockId block, PlaceId place)
+    {
+        ++replica(block, place).holds;
+        ++holds_[place];
+    }
+    void let_go(BlockId block, PlaceId place)
+    {
+        STW_ASSERT(replica(block, place).holds > 0);
+        --replica(block, place).holds;
+        --holds_[place];
+    }
+    [[nodiscard]] uint64_t holds(PlaceId place) const { return holds_[place]; }  // of all blocks
 
     void prepare(uint32_t blocks);
     // Over what was prepared: the first of so many blocks in a row, as new ones of the pack.
@@ -71,6 +86,7 @@ private:
     const PlaceId width_;  // replicas of a block: as many as there are places
     std::vector<Block> blocks_;
     std::vector<Replica> replicas_;  // blocks x places
+    std::array<uint64_t, kPlacesMax> holds_{};
     BlockIds free_;
 };
 

@@ -31,6 +31,12 @@ Core::Core(Config config)
 
 Core::~Core() = default;
 
+std::string Core::check() const
+{
+    std::string broken = Queries::check();
+    return broken.empty() ? victims_.check() : broken;
+}
+
 FetchId Core::fetch(const FetchAsked &asked, Commands &out)
 {
     const FetchId id = fetches_.next_id();
@@ -59,9 +65,12 @@ void Core::release(const Release &release, Commands &out)
     const bool internal = release.internal || release.claim != 0;
     for (BlockId block = first + range.first; block < first + range.second; ++block) {
         Replica &here = blocks_.replica(block, release.place);
-        uint32_t &count = internal ? here.holds : here.pins;
-        STW_ASSERT(count > 0);
-        --count;
+        if (internal) {
+            blocks_.let_go(block, release.place);
+        } else {
+            STW_ASSERT(here.pins > 0);
+            --here.pins;
+        }
         if (release.far) {
             recency_.cool(block, release.place);
             // The update of each small tensor in a shared block changes the block again.
@@ -295,6 +304,7 @@ uint64_t Core::shrink(PlaceId place, uint32_t blocks, Commands &out)
 {
     Arena &arena = places_.arena(place);
     if (!places_.is_shrinking(place)) places_.begin_shrink(place, blocks);
+    recency_.wake_all();
     STW_ASSERT(arena.budget() == blocks);
     const Fetch nobody;
     order_.begin_event();
@@ -310,6 +320,7 @@ void Core::set_budget(PlaceId place, uint32_t blocks, Commands &out)
 {
     places_.set_budget(place, blocks);
     promises_.move_farther(place);
+    recency_.wake_all();
     write_back_.wake();
     runner_.advance(out);
 }

@@ -27,6 +27,7 @@ class Core : public Queries {
 public:
     explicit Core(Config config);
     ~Core();
+    [[nodiscard]] std::string check() const;
 
     // ---- tensors -------------------------------------------------------------------------------
     // Reserves room in the farthest allowed tier, so that an accepted tensor can always be stored.

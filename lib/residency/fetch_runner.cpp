@@ -234,7 +234,7 @@ bool FetchRunner::finish(FetchId id, Commands &out)
         }
     }
     for (const Target &target : fetch.targets) {
-        --blocks_.replica(target.block, target.place).holds;
+        blocks_.let_go(target.block, target.place);
         victims_.note_evictable(target.block, target.place);
     }
     if (prefetch) addresses_.conceal_asked(fetch);
@@ -270,8 +270,11 @@ Grant FetchRunner::pin(const Fetch &fetch, size_t index)
         }
     }
     for (BlockId block = first + range.first; block < first + range.second; ++block) {
-        Replica &here = blocks_.replica(block, place);
-        ++(internal ? here.holds : here.pins);
+        if (internal) {
+            blocks_.hold(block, place);
+        } else {
+            ++blocks_.replica(block, place).pins;
+        }
     }
     return grant;
 }
@@ -289,7 +292,7 @@ void FetchRunner::refuse(FetchId id, Status why, Commands &out)
         }
         for (const Target &target : fetch.targets) {
             Replica &here = blocks_.replica(target.block, target.place);
-            --here.holds;
+            blocks_.let_go(target.block, target.place);
             if (target.writes) addresses_.protect(target.block, target.place);
             std::vector<FetchId> &waiters = blocks_[target.block].waiters;
             waiters.erase(std::remove(waiters.begin(), waiters.end(), id), waiters.end());

@@ -210,7 +210,11 @@ void Lifetimes::drop_contents(TensorId id, Commands &out)
     packs_.set_contents(id, Contents::kEmpty);
     // A neighbour may be empty and be written for the first time now.
     const uint32_t own = (tensor.writer ? 1 : 0) + tensor.claim_users;
-    if (pack.with_contents > 0 || pack.writing > own) return;
+    if (pack.with_contents > 0 || pack.writing > own) {
+        for (BlockId block = pack.first; block < pack.first + pack.blocks; ++block)
+            recency_.wake(block);
+        return;
+    }
     if (tensor.spec.reads_zero) packs_.set_contents(id, Contents::kValid);
     for (PlaceId place = 0; place < places_.count(); ++place) {
         if (!gates_.uses_gates(pack, place)) continue;
@@ -253,6 +257,7 @@ Status Lifetimes::set_policy(TensorId id, const Policy &policy)
                              "change alone; give it a neighbour number of its own at creation",
                              tensor_text(tensor.spec.name).c_str());
     }
+    recency_.wake_all();
     promises_.give_back(pack);
     const PackKey before = pack.key;
     const PlaceId promised = pack.promised;
@@ -278,6 +283,7 @@ Status Lifetimes::freeze(TensorId id, bool frozen)
     if (!pack.shared && pack.frozen != frozen) {
         const PlaceId promised = pack.promised;
         const PlaceId promised_home = pack.promised_home;
+        recency_.wake_all();
         promises_.give_back(pack);
         pack.frozen = frozen;
         Status status = promises_.make(pack);

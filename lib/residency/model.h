@@ -23,15 +23,17 @@ struct Replica {
     uint32_t reads = 0;        // transfers out of it
     BlockId hotter = kNone;
     BlockId colder = kNone;
-    bool listed = false;    // in the place's list of recency
-    bool valid = false;     // has the newest bytes
-    bool filling = false;   // a transfer writes it
-    bool mapped = false;    // at a place that maps: the slot is at the tensor's address
-    bool doomed = false;    // dropped as soon as no transfer uses it
-    bool evicting = false;  // dropped after its write-back, unless a fetch needs it meanwhile
-    bool fresh = false;     // prefetched and not used yet
-    bool planned = false;   // brought by a plan; counted when it is used or leaves
+    bool listed = false;       // in the place's list of recency
+    bool valid = false;        // has the newest bytes
+    bool filling = false;      // a transfer writes it
+    bool mapped = false;       // at a place that maps: the slot is at the tensor's address
+    bool doomed = false;       // dropped as soon as no transfer uses it
+    bool evicting = false;     // dropped after its write-back, unless a fetch needs it meanwhile
+    bool fresh : 1 = false;    // prefetched and not used yet
+    bool planned : 1 = false;  // brought by a plan; counted when it is used or leaves
+    bool rests : 1 = false;    // in the list, among those that are known not to leave
 };
+static_assert(sizeof(Replica) == 40);  // one for each block and place
 
 struct Block {
     PackId pack = kNone;

@@ -46,6 +46,7 @@ void Occupancy::unsettle_target(const Flight &flight, const Status &status, Comm
         if (tensors_[at].contents != Contents::kEmpty) out.errors.push_back({at, status});
     }
     here.valid = false;
+    recency_.wake(transfer.block, transfer.to);
     for (const TensorId at : packs_[block.pack].tensors) gates_.update(at, transfer.to);
     const bool idle = here.reads == 0 && here.holds == 0 && here.pins == 0;
     if (idle && !gates_.has_pins(packs_[block.pack], transfer.to))
@@ -80,6 +81,7 @@ void Occupancy::settle_target(const Flight &flight, bool ok, Commands &out)
             places_.arena(transfer.to).note_mapped(here.slot, transfer.block);
         }
         if (transfer.kind != TransferKind::kMap) here.valid = true;
+        recency_.wake(transfer.block);  // the bytes are at two places now
         if (here.listed) return;
         if (flight.writes_back) {
             recency_.cool(transfer.block, transfer.to);
@@ -161,6 +163,7 @@ void Occupancy::keep_older(BlockId id, Commands &out)
     note_waste(id, nvme);
     kept.slot = std::exchange(stored.slot, kNoSlot);
     kept.valid = std::exchange(stored.valid, false);
+    recency_.wake(heir);
     order_.count_out(blocks_[id].pack, nvme);
     order_.count_in(heir, nvme);
     packs_.set_contents(older, Contents::kValid);
@@ -194,7 +197,7 @@ void Occupancy::take_slot(PlaceId place, BlockId block, bool whole, Slot slot, C
 void Occupancy::hold(BlockId block, PlaceId place)
 {
     Replica &here = blocks_.replica(block, place);
-    ++here.holds;
+    blocks_.hold(block, place);
     if (!here.evicting) return;
     here.evicting = false;
     --coming_[place];

@@ -169,6 +169,7 @@ std::string Queries::check() const
 {
     std::array<uint32_t, kPlacesMax> used{};
     std::array<uint32_t, kPlacesMax> coming{};
+    std::array<uint64_t, kPlacesMax> holds{};
     RecencyLists::Listed listed{};
     std::vector<uint32_t> transfers(blocks_.size());
     for (const auto &[id, flight] : transfers_.flights()) ++transfers[flight.transfer.block];
@@ -191,6 +192,7 @@ std::string Queries::check() const
                 if (here.evicting && !here.valid) wrong = "evicting without bytes";
             }
             coming[place] += here.evicting;
+            holds[place] += here.holds;
             if (here.listed) ++listed[place][packs_[at.pack].agreed];
             if (wrong) return format_text("block %u at place %u: %s", block, place, wrong);
         }
@@ -208,6 +210,7 @@ std::string Queries::check() const
         }
         if (coming[place] != occupancy_.coming(place))
             return format_text("place %u: coming", place);
+        if (holds[place] != blocks_.holds(place)) return format_text("place %u: holds", place);
     }
     if (listed != recency_.listed()) return "the lists of recency: how many";
     if (std::string broken = order_.check(); !broken.empty()) return broken;

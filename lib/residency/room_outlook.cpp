@@ -135,12 +135,7 @@ bool RoomOutlook::are_more_pinned(PlaceId place, bool whole, const Fetch &fetch,
 // move. A fetch that looks for room holds nothing yet: holds on its blocks belong to others.
 bool RoomOutlook::room_will_come(PlaceId place) const
 {
-    if (!transfers_.empty()) return true;
-    for (BlockId block = recency_.coldest(place); block != kNone;
-         block = blocks_.replica(block, place).hotter) {
-        if (blocks_.replica(block, place).holds > 0) return true;
-    }
-    return false;
+    return !transfers_.empty() || blocks_.holds(place) > 0;
 }
 
 // Says what takes the budget of a place, of which the fetch needs so many blocks. A place that

@@ -32,6 +32,7 @@ public:
 
     // What the policy said of a next use holds all through one event.
     void begin_event() { ++event_; }
+    [[nodiscard]] uint64_t event() const { return event_; }
     [[nodiscard]] uint64_t next_use(BlockId block) const;
     // A hint takes no room of what is known to be needed sooner than its own bytes.
     [[nodiscard]] bool is_needed_before(BlockId block, const Fetch &fetch) const

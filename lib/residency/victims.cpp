@@ -2,14 +2,15 @@
 // The choice of victims. Nothing leaves that is pinned, held, or the last that knows its bytes.
 #include "lib/residency/victims.h"
 
-#include <tuple>
+#include "lib/support/status.h"
+
+#include <algorithm>
 
 namespace stepwell::residency {
 namespace {
 
-constexpr uint32_t kRecencyVisitsMax = 4096;  // of the list of recency, per choice
-constexpr uint32_t kCandidatesMax = 64;       // compared by their next use
-constexpr uint32_t kVisitedMax = 4096;        // blocks looked at in an order, per choice
+constexpr int64_t kRecencyVisitsMax = 4096;  // of the list of recency, per choice
+constexpr uint32_t kVisitedMax = 4096;       // blocks looked at in an order, per choice
 
 }  // namespace
 
@@ -67,30 +68,74 @@ BlockId Victims::pick(PlaceId place, const Fetch &fetch)
         const BlockId planned = pick_planned(place, fetch);
         if (planned != kNone) return planned;
     }
-    BlockId best = kNone;
-    std::tuple<int, int64_t, double, uint64_t> best_score{};
-    uint32_t visited = 0;
-    uint32_t candidates = 0;
-    BlockId block = recency_.coldest(place);
-    for (; block != kNone && visited < kRecencyVisitsMax;
-         block = blocks_.replica(block, place).hotter, ++visited) {
-        if (!is_movable(block, place, &fetch)) continue;
-        const Rank rank = order_.rank_of(blocks_[block].pack, place);
-        const std::tuple<int, int64_t, double, uint64_t> score{
-            -rank.stays, -static_cast<int64_t>(rank.priority), -rank.score, order_.next_use(block)};
-        // Gates last: a block that many tensors share has many.
-        if ((best == kNone || score > best_score) && !gates_.is_pinned(block, place)) {
-            best = block;
-            best_score = score;
-        }
-        if (++candidates >= kCandidatesMax) break;
-    }
-    if (visited > candidates + kCandidatesMax) {
-        recency_.heat_colder(block, place, [&](BlockId at) { return stays(at, place); });
+    Search &search = searches_[place];
+    const bool anew = is_over(search, place, fetch);
+    if (anew) begin(search, place, fetch);
+    BlockId best = first_of(search, place, fetch);
+    if (best == kNone && !anew) {
+        begin(search, place, fetch);
+        best = first_of(search, place, fetch);
     }
     const bool nobody_waits = (fetch.asked.flags & kFetchPrefetch) != 0;
-    if (best == kNone && !nobody_waits) best = pick_behind(block, place, fetch);
+    if (best == kNone && search.next == kNone) return kNone;  // it has seen them all
+    if (best == kNone && !nobody_waits) best = pick_behind(search.next, place, fetch);
     return order_.is_scored() && !order_.has_plan() ? pick_ranked(place, fetch, best) : best;
+}
+
+void Victims::begin(Search &search, PlaceId place, const Fetch &fetch)
+{
+    search.event = order_.event();
+    search.fetch = fetch.id;
+    search.moves = recency_.moves(place);
+    search.next = recency_.coldest_awake(place);
+    search.visited = search.taken = 0;
+    search.count = 0;
+}
+
+bool Victims::is_over(const Search &search, PlaceId place, const Fetch &fetch) const
+{
+    if (search.event != order_.event() || search.fetch != fetch.id) return true;
+    if (search.moves != recency_.moves(place)) return true;
+    return search.next != kNone && !blocks_.replica(search.next, place).listed;
+}
+
+void Victims::fill(Search &search, PlaceId place, const Fetch &fetch)
+{
+    const int64_t visits_max = search.visited + kRecencyVisitsMax;
+    while (search.next != kNone && search.count < kCandidatesMax && search.visited < visits_max) {
+        const BlockId block = search.next;
+        search.next = blocks_.replica(block, place).hotter;
+        ++search.visited;
+        if (!is_movable(block, place, &fetch)) {
+            if (rests(block, place)) recency_.rest(block, place);
+            continue;
+        }
+        const Rank rank = order_.rank_of(blocks_[block].pack, place);
+        const Score score{-rank.stays, -int64_t{rank.priority}, -rank.score, order_.next_use(block),
+                          -search.taken};
+        search.heap[search.count] = {score, block};
+        std::push_heap(search.heap.begin(), search.heap.begin() + ++search.count);
+        ++search.taken;
+    }
+    if (search.visited > search.taken + kCandidatesMax) {
+        recency_.heat_colder(search.next, place, [&](BlockId at) { return stays(at, place); });
+        search.visited = search.taken;
+    }
+    search.moves = recency_.moves(place);
+}
+
+// The candidate that leaves first. It stays one until it has left: another call returns it again.
+BlockId Victims::first_of(Search &search, PlaceId place, const Fetch &fetch)
+{
+    fill(search, place, fetch);
+    while (search.count > 0) {
+        const BlockId first = search.heap.front().block;
+        // Gates last: a block that many tensors share has many.
+        if (is_movable(first, place, &fetch) && !gates_.is_pinned(first, place)) return first;
+        std::pop_heap(search.heap.begin(), search.heap.begin() + search.count--);
+        fill(search, place, fetch);
+    }
+    return kNone;
 }
 
 // The block may be able to leave now.
@@ -99,6 +144,34 @@ void Victims::note_evictable(BlockId block, PlaceId place)
     if (order_.has_no_victims(place) && is_movable(block, place, nullptr)) {
         order_.note_movable(block, place);
     }
+}
+
+// Whatever there is room for, it cannot leave before it has another copy, or loses its contents, or
+// its policy or the budget of a place changes. RecencyLists::wake() says so.
+bool Victims::rests(BlockId block, PlaceId place) const
+{
+    const Pack &pack = packs_[blocks_[block].pack];
+    if (pack.agreed || pack.pinned_home == place) return true;
+    if (pack.with_contents == 0 || (pack.promised != place && pack.promised != kNoPlace))
+        return false;
+    return !can_drain(block, pack, place) && !packs_.is_duplicate(block, place);
+}
+
+std::string Victims::check() const
+{
+    for (PlaceId place = 0; place < places_.count(); ++place) {
+        for (BlockId at = recency_.coldest(place); at != recency_.coldest_awake(place);
+             at = blocks_.replica(at, place).hotter) {
+            if (at == kNone || !blocks_.replica(at, place).rests || !rests(at, place))
+                return format_text("block %u at place %u: rests", at, place);
+        }
+        for (BlockId at = recency_.coldest_awake(place); at != kNone;
+             at = blocks_.replica(at, place).hotter) {
+            if (blocks_.replica(at, place).rests)
+                return format_text("block %u at place %u: awake", at, place);
+        }
+    }
+    return "";
 }
 
 // It holds the only copy of its bytes and the policy allows no farther tier: it will not leave

@@ -27,7 +27,8 @@ uint32_t WriteBack::clean_ahead(PlaceId place, uint64_t beyond, Commands &out)
     if (order_.has_plan()) return clean_planned_beyond(place, beyond, most, out);
     uint32_t started = 0;
     uint32_t looked_at = 0;
-    for (BlockId block = recency_.coldest(place); block != kNone && transfers_.write_backs() < most;
+    for (BlockId block = recency_.coldest_awake(place);
+         block != kNone && transfers_.write_backs() < most;
          block = blocks_.replica(block, place).hotter) {
         if (++looked_at > kLookedAtMax) break;
         // Cheap tests first: most of the list is clean.
@@ -132,7 +133,7 @@ void WriteBack::clean_coldest(PlaceId place, uint32_t reserve, Commands &out)
 {
     uint32_t ready = places_.arena(place).free() + occupancy_.coming(place);
     uint32_t visited = 0;
-    for (BlockId block = recency_.coldest(place);
+    for (BlockId block = recency_.coldest_awake(place);
          block != kNone && ready < reserve &&
          transfers_.write_backs() < places_.config().writebacks_max && visited < kCleanVisitsMax;
          block = blocks_.replica(block, place).hotter, ++visited) {

@@ -49,6 +49,60 @@ TEST_F(CoreTest, WhatLeavesIsFoundBehindAnyNumberThatStay)
     EXPECT_FALSE(resident(passing[5], kHost));
 }
 
+// Its place has the only copy, so searches pass it over; then another one comes.
+TEST_F(CoreTest, WhatCouldNotLeaveLeavesOnceItHasACopy)
+{
+    open(2, 4, 16);
+    TensorSpec stays = spec("stays", kBlock);
+    stays.policy.allowed = 1u << kDevice | 1u << kHost;
+    stays.policy.home = kHost;
+    const TensorId a = create(stays);
+    fill(a, kHost);
+    std::vector<TensorId> passing;
+    for (int i = 0; i < 6; ++i) {
+        TensorSpec passes = spec(("passes" + std::to_string(i)).c_str(), kBlock);
+        passes.policy.home = kNvme;
+        passing.push_back(create(passes));
+    }
+    for (int i = 0; i < 5; ++i) fill(passing[i], kHost);
+    ASSERT_TRUE(resident(a, kHost));
+    for (int i = 2; i < 5; ++i) ask(passing[i], Access::kWrite, kHost);
+    finish_all();
+    EXPECT_EQ(refusal(ask(passing[5], Access::kWrite, kHost)), STW_ERROR_BUDGET);
+    const FetchId copied = ask(a, Access::kRead);
+    finish_all();
+    release(copied);
+    const FetchId last = ask(passing[5], Access::kWrite, kHost);
+    finish_all();
+    EXPECT_TRUE(granted(last));
+    EXPECT_FALSE(resident(a, kHost));
+    EXPECT_TRUE(resident(a, kDevice));
+}
+
+// The farther tier has no room until then.
+TEST_F(CoreTest, WhatCouldNotLeaveLeavesOnceAFartherTierHasRoom)
+{
+    open(0, 2, 8);
+    Commands out;
+    EXPECT_EQ(core_->shrink(kNvme, 0, out), 0u);
+    core_->set_budget(kNvme, 0, out);
+    const TensorId a = create("a", kBlock);
+    const TensorId b = create("b", kBlock);
+    fill(a, kHost);
+    fill(b, kHost);
+    TensorSpec third = spec("c", kBlock);
+    ASSERT_FALSE(core_->create(third).ok());
+    EXPECT_EQ(core_->shrink(kHost, 1, out), 1u) << "neither may leave";
+    core_->set_budget(kHost, 2, out);
+    core_->set_budget(kNvme, 8, out);
+    take(out);
+    EXPECT_EQ(core_->check(), "");
+    fill(create(third), kHost);
+    EXPECT_TRUE(resident(a, kNvme));
+    EXPECT_FALSE(resident(a, kHost));
+    EXPECT_TRUE(resident(b, kHost));
+}
+
 class FarthestUse final : public VictimPolicy {
 public:
     [[nodiscard]] uint64_t next_use(TensorId tensor) const override { return uses.at(tensor); }
@@ -72,6 +126,25 @@ TEST_F(CoreTest, TheFarthestKnownUseLeavesFirst)
     EXPECT_FALSE(resident(c, kDevice));
     EXPECT_TRUE(resident(a, kDevice));
     EXPECT_TRUE(resident(b, kDevice));
+    core_->set_victim_policy(nullptr);
+}
+
+TEST_F(CoreTest, TheFarthestKnownUsesLeaveForAFetchOfSeveralBlocks)
+{
+    open(5, 0, 32);
+    FarthestUse policy;
+    std::vector<TensorId> tensors;
+    for (const uint64_t use : {4, 9, 1, 8, 2}) {
+        tensors.push_back(create(("t" + std::to_string(use)).c_str(), kBlock));
+        policy.uses[tensors.back()] = use;
+    }
+    const TensorId large = create("large", 3 * kBlock);
+    policy.uses[large] = 3;
+    core_->set_victim_policy(&policy);
+    for (const TensorId tensor : tensors) fill(tensor);
+    fill(large);
+    for (const TensorId tensor : tensors)
+        EXPECT_EQ(resident(tensor, kDevice), policy.uses[tensor] <= 2) << policy.uses[tensor];
     core_->set_victim_policy(nullptr);
 }
 

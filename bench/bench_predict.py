@@ -38,7 +38,10 @@ def times_of(report):
         raise BenchError("the run ended before it had a plan")
     numbers = {phase["name"]: number for number, phase in enumerate(report["phases"])}
     steps = [s for s in report["history"]["steps"] if s["phase"] == numbers["train"]]
-    last = steps[-max(STEPS_AFTER, len(steps) // 4) :]
+    last = [s for s in steps[-max(STEPS_AFTER, len(steps) // 4) :] if "least_ns" in s]
+    if not last:
+        raise BenchError("no step ended after the planner, which has the lowest priority, was "
+                         "through: other work takes the processors")
     nanoseconds = (
         plans[0]["predicted"]["step_ns"],
         median(s["wall_ns"] for s in last),

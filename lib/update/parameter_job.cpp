@@ -491,8 +491,7 @@ void ParameterJob::end_scan()
 {
     if (!error.ok()) owner.pipeline.report(shape.layouts[kGradient].tensor, error);
     const bool leaves = empty && error.ok();
-    Step *const scanned_for = step;
-    bool decided = false;
+    const Step *decided = nullptr;
     bool keeps = false;
     {
         MutexLock lock(owner.pipeline.mutex);
@@ -502,7 +501,7 @@ void ParameterJob::end_scan()
         phase = leaves ? StepPhase::kIdle : StepPhase::kVerdict;
         --step->scans_left;
         if (!step->early) {
-            decided = step->scans_left == 0 && owner.decide(*step);
+            if (step->scans_left == 0 && owner.decide(*step)) decided = step;
         } else if (!leaves && error.ok() && may_be_early() && owner.goes_early()) {
             phase = StepPhase::kKeep;
             keeps = true;
@@ -512,7 +511,7 @@ void ParameterJob::end_scan()
     }
     // The step exists until the last job has left it, and those that it lets go have not. This job
     // may have: its update was ready with the decision.
-    if (decided) Optimizer::Parts::let_go(*scanned_for);
+    if (decided != nullptr) Optimizer::Parts::let_go(*decided);
     if (leaves) leave(0);
     if (keeps) start_early();
 }

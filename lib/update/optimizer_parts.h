@@ -3,6 +3,7 @@
 // is pending, and the step. Guarded by the pipeline's mutex unless a member says otherwise.
 #pragma once
 
+#include "lib/update/copy_share.h"
 #include "lib/update/cuts.h"
 #include "lib/update/optimizer.h"
 #include "lib/update/parts.h"
@@ -189,7 +190,8 @@ struct ParameterJob final : Job {
     bool has_older = false;
     bool asked_older = false;  // and there was no room, or none is needed
     bool claims_older = false;
-    uint32_t copies = 0;  // tensors, a bit for each, of which an early update copies these
+    uint32_t copies = 0;        // tensors, a bit for each, of which an early update copies these
+    uint64_t copied_bytes = 0;  // of these that take free room
     double early_scale = 1.0;
     bool empty = false;        // no gradient
     uint32_t part_cut = 0;     // where the next chunk begins
@@ -301,6 +303,7 @@ struct Optimizer::Parts {
     uint32_t active_steps = 0;
     uint32_t early_steps = 0;  // of these
     uint64_t misses = 0;       // a bit for each of the last verdicts, which an early update missed
+    CopyShare copy_share;
 };
 
 }  // namespace stepwell::update

@@ -53,17 +53,24 @@ void ParameterJob::start_early()
         tensors[n] = turns[i].tensor;
         kept[n++] = older[i];
     }
-    uint64_t copied = 0;
-    keeps = keeps && tiers.keep_older(tensors, kept, n, &copied);
+    uint64_t taken = 0;
+    {
+        MutexLock lock(owner.pipeline.mutex);
+        taken = owner.copy_share.taken();
+    }
+    OlderCopies asked;
+    keeps = keeps && tiers.keep_older(tensors, kept, n, taken, &asked);
     bool leaves = false;
     {
         MutexLock lock(owner.pipeline.mutex);
         phase = StepPhase::kVerdict;
+        copied_bytes = keeps && !step->known ? asked.bytes : 0;
+        owner.copy_share.note(asked.bytes, copied_bytes > 0, taken, asked.free_bytes);
         if (step->known) {
             leaves = owner.apply(*this, *step);
         } else if (keeps) {
             copies = 0;
-            for (uint32_t i = 0; i < n; ++i) copies |= (copied >> i & 1) << places_of[i];
+            for (uint32_t i = 0; i < n; ++i) copies |= (asked.tensors >> i & 1) << places_of[i];
             begin(StepPhase::kEarly);
             owner.pipeline.make_ready(*this);
         } else if (step->early) {
@@ -124,6 +131,7 @@ void ParameterJob::end_early()
     bool fails = false;
     {
         MutexLock lock(owner.pipeline.mutex);
+        owner.copy_share.end_copies(copied_bytes);
         phase = updated ? StepPhase::kUpdated : StepPhase::kVerdict;
         if (!updated && step->failure.ok()) step->failure = error;
         error = Status();

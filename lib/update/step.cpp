@@ -395,7 +395,10 @@ bool Optimizer::Parts::conclude(Step &step, const Verdict &all)
     step.gives_back = !go_ahead(step, all);
     step.known = true;
     const bool missed = step.gives_back || step.result.clip_coefficient != 1.0;
-    if ((step.flags & STW_UPDATE_MEASURE) == 0) misses = misses << 1 | (missed ? 1 : 0);
+    if ((step.flags & STW_UPDATE_MEASURE) == 0) {
+        misses = misses << 1 | (missed ? 1 : 0);
+        copy_share.end_round();
+    }
     for (ParameterJob *job : chosen) {
         if (job->step != &step || !apply(*job, step)) continue;
         job->next_leaving = step.leaving;

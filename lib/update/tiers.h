@@ -34,6 +34,14 @@ struct Piece {
     uint64_t byte_count = 0;
 };
 
+// Which older contents are copied, and how many bytes that takes of how many that are free, where
+// they are most of it; of less, which goes wherever there is any room, both are 0.
+struct OlderCopies {
+    uint64_t tensors = 0;  // a bit for each
+    uint64_t bytes = 0;
+    uint64_t free_bytes = 0;
+};
+
 // The answer to a fetch: from any thread or from inside the call, with no lock held. `pointers`,
 // one per piece, is good for the call; what they point to is good until the release of the ticket.
 // Neither is given when the status is an error. It only queues, and calls nothing of the tiers.
@@ -78,10 +86,11 @@ public:
     virtual void drop_older(TensorId older) = 0;
     // Of n tensors and their older ones under one claim, up to its end: what is written under it
     // leaves the contents from before in older[i], without a transfer. Where that is not possible
-    // bit i of copies_out is set, and the caller copies tensor i to older[i] before it writes.
-    // False: there is no room for these copies, and nothing is kept.
+    // bit i of copies_out->tensors is set, and the caller copies tensor i to older[i] before it
+    // writes. False: these are most of it, and the room that is free beside `taken` bytes is too
+    // small for them; nothing is kept.
     virtual bool keep_older(const TensorId *tensors, const TensorId *older, uint32_t n,
-                            uint64_t *copies_out) = 0;
+                            uint64_t taken, OlderCopies *copies_out) = 0;
 
     // All pieces or none, at a device, or with kAnyCpuPlace where the CPU can work on them
     // (wherever resident, else the host tier). `done` comes exactly once. Waits for earlier claims,

@@ -13,6 +13,8 @@
 #include "lib/runtime/views/sleepers.h"
 #include "lib/support/assert.h"
 
+#include <algorithm>
+
 namespace stepwell {
 namespace {
 
@@ -159,8 +161,9 @@ void TierAccess::drop_older(residency::TensorId older)
 // another one they are copied in memory, where that is the smaller part or there is free room. To
 // undo the update takes a block of each older one at once, beside those of an update.
 bool TierAccess::keep_older(const residency::TensorId *tensors, const residency::TensorId *older,
-                            uint32_t n, uint64_t *copies_out)
+                            uint32_t n, uint64_t taken, update::OlderCopies *copies_out)
 {
+    *copies_out = {};
     const residency::PlaceId nvme = machine_.tiers.nvme();
     MutexLock lock(dispatch_.mutex());
     Core &core = dispatch_.core;
@@ -176,12 +179,16 @@ bool TierAccess::keep_older(const residency::TensorId *tensors, const residency:
         copies |= uint64_t{1} << i;
         copied_bytes += its_bytes;
     }
-    const bool small = copied_bytes * 2 <= bytes;
-    if (!small && copied_bytes > core.free_bytes(machine_.tiers.host())) return false;
+    if (copied_bytes * 2 > bytes) {
+        const uint64_t free_bytes = core.free_bytes(machine_.tiers.host());
+        copies_out->bytes = copied_bytes;
+        copies_out->free_bytes = free_bytes - std::min(free_bytes, taken);
+        if (copied_bytes > copies_out->free_bytes) return false;
+    }
     for (uint32_t i = 0; i < n; ++i) {
         if ((copies >> i & 1) == 0) core.keep_older(tensors[i], older[i]);
     }
-    *copies_out = copies;
+    copies_out->tensors = copies;
     return true;
 }
 

@@ -38,7 +38,7 @@ public:
     residency::TensorId make_older(residency::TensorId tensor, bool copied) override;
     void drop_older(residency::TensorId older) override;
     bool keep_older(const residency::TensorId *tensors, const residency::TensorId *older,
-                    uint32_t n, uint64_t *copies_out) override;
+                    uint32_t n, uint64_t taken, update::OlderCopies *copies_out) override;
     void fetch(residency::ClaimId claim, const update::Piece *pieces, uint32_t n,
                residency::PlaceId place, residency::Class urgency, update::FetchDone done,
                void *user) override;

@@ -56,7 +56,8 @@ public:
     }
     void step()
     {
-        world_.tiers.set_older(chance(95), chance(80));
+        const uint64_t room = chance(75) ? UINT64_MAX : 600000;
+        world_.tiers.set_older(chance(95), chance(90) ? room : 0);
         for (const Entry &entry : entries_) {
             if (chance(85)) give(entry);
         }
@@ -515,13 +516,60 @@ TEST(EarlyUpdate, StopsWhereTheClipIsOftenReached)
     EXPECT_EQ(undone, 14u);
 }
 
+// What room there is for copies of older contents goes to every second or third parameter, not to
+// those that come first, from the second round on.
+TEST(EarlyUpdate, RoomForCopiesIsSpread)
+{
+    constexpr uint32_t kParameters = 20;
+    constexpr uint64_t kElements = 30000;
+    constexpr uint64_t kCopied = 3 * 4 * kElements;  // a parameter and its two states
+    World world(alone(1));
+    std::vector<Entry> entries;
+    for (uint32_t i = 0; i < kParameters; ++i)
+        entries.push_back(world.add({kElements, STW_F32, STW_F32, 0}));
+    std::vector<bool> early;
+    const auto round = [&](uint64_t copies) {
+        world.tiers.set_older(true, copies * kCopied);
+        early.clear();
+        for (const Entry &entry : entries) {
+            world.give_gradient(entry);
+            const StepOptions options = early_of(&entry.parameter, 1);
+            ASSERT_TRUE(world.optimizer->step(options, nullptr).ok());
+            ASSERT_TRUE(world.optimizer->wait(UINT64_MAX).ok());
+            early.push_back(world.tiers.lent(entry.parameter));
+        }
+        ASSERT_TRUE(world.step_and_wait().ok());
+    };
+    const auto count = [&] { return std::count(early.begin(), early.end(), true); };
+    const auto longest_pending = [&] {
+        uint32_t longest = 0;
+        uint32_t run = 0;
+        for (const bool one : early) longest = std::max(longest, run = one ? 0 : run + 1);
+        return longest;
+    };
+    round(8);
+    EXPECT_EQ(count(), 8);
+    EXPECT_EQ(longest_pending(), 12U) << "first come, as nothing is known";
+    for (int i = 0; i < 5; ++i) {
+        round(8);
+        EXPECT_EQ(count(), 8);
+        EXPECT_LE(longest_pending(), 3U);
+    }
+    for (const uint64_t copies : {14, 5, 20, 0, 1, 10}) {
+        round(copies);
+        round(copies);
+        EXPECT_EQ(count(), copies);
+        EXPECT_LE(longest_pending(), copies == 0 ? 20 : kParameters / copies + 1) << copies;
+    }
+}
+
 TEST(EarlyUpdate, OlderTensorsGoWithTheOptimizer)
 {
     TwoParameters two;
-    two.world.tiers.set_older(false, true);
+    two.world.tiers.set_older(false, UINT64_MAX);
     ASSERT_TRUE(two.early(0).ok());
     EXPECT_EQ(two.world.tiers.olders(), 0u);
-    two.world.tiers.set_older(true, true);
+    two.world.tiers.set_older(true, UINT64_MAX);
     ASSERT_TRUE(two.early(1).ok());
     EXPECT_EQ(two.world.tiers.olders(), 3u);
     ASSERT_TRUE(two.world.step_and_wait().ok());

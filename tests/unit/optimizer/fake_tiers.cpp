@@ -289,11 +289,20 @@ Contents FakeTiers::contents(TensorId tensor)
     return tensors_[tensor].contents;
 }
 
-void FakeTiers::set_older(bool room, bool copies)
+void FakeTiers::set_older(bool room, uint64_t copied_bytes)
 {
     MutexLock lock(mutex_);
     older_room_ = room;
-    older_copies_ = copies;
+    older_bytes_ = copied_bytes;
+}
+
+uint64_t FakeTiers::free_older_bytes()
+{
+    uint64_t copied = 0;
+    for (const Tensor &tensor : tensors_) {
+        if (tensor.is_copy && tensor.contents == Contents::kValid) copied += tensor.bytes.size();
+    }
+    return older_bytes_ - std::min(older_bytes_, copied);
 }
 
 uint32_t FakeTiers::olders()
@@ -325,10 +334,11 @@ void FakeTiers::drop_older(TensorId older)
 }
 
 bool FakeTiers::keep_older(const TensorId *tensors, const TensorId *older, uint32_t n,
-                           uint64_t *copies_out)
+                           uint64_t taken, OlderCopies *copies_out)
 {
     MutexLock lock(mutex_);
-    *copies_out = 0;
+    *copies_out = {};
+    uint64_t bytes = 0;
     for (uint32_t i = 0; i < n; ++i) {
         Tensor &tensor = tensors_[tensors[i]];
         const Tensor &its = tensors_[older[i]];
@@ -337,11 +347,18 @@ bool FakeTiers::keep_older(const TensorId *tensors, const TensorId *older, uint3
             tensor.claims.front() != its.claims.front()) {
             fault("contents are kept without a claim");
         }
-        if (tensor.pack_offset != 0 || (random_() & 1) != 0) *copies_out |= uint64_t{1} << i;
+        const bool all = older_bytes_ != UINT64_MAX || tensor.pack_offset != 0;
+        if (!all && (random_() & 1) == 0) continue;
+        copies_out->tensors |= uint64_t{1} << i;
+        bytes += its.bytes.size();
     }
-    if (*copies_out != 0 && !older_copies_) return false;
+    const uint64_t free_bytes = free_older_bytes();
+    copies_out->bytes = bytes;
+    copies_out->free_bytes = free_bytes - std::min(free_bytes, taken);
+    if (bytes > copies_out->free_bytes) return false;
     for (uint32_t i = 0; i < n; ++i) {
-        if ((*copies_out >> i & 1) != 0) continue;
+        tensors_[older[i]].is_copy = (copies_out->tensors >> i & 1) != 0;
+        if (tensors_[older[i]].is_copy) continue;
         tensors_[tensors[i]].older = older[i];
         tensors_[tensors[i]].written.clear();
     }

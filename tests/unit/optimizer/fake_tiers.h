@@ -63,8 +63,9 @@ public:
     uint32_t unclaims();  // calls
     uint64_t version(TensorId tensor) override;
     PlaceId place_of(uint64_t ticket);
-    // From now on: whether there is room for older contents at all, and for those that are copied.
-    void set_older(bool room, bool copies);
+    // From now on: whether there is room for older contents at all, and for how many bytes of
+    // copies of them. Unless that is UINT64_MAX all are copied.
+    void set_older(bool room, uint64_t copied_bytes);
     uint32_t olders();  // that exist
     // Pieces at a device are at addresses that nobody can use but through this.
     static void *device_pointer(void *pointer)
@@ -82,8 +83,8 @@ public:
     Contents contents(TensorId tensor) override;
     TensorId make_older(TensorId tensor, bool copied) override;
     void drop_older(TensorId older) override;
-    bool keep_older(const TensorId *tensors, const TensorId *older, uint32_t n,
-                    uint64_t *copies_out) override;
+    bool keep_older(const TensorId *tensors, const TensorId *older, uint32_t n, uint64_t taken,
+                    OlderCopies *copies_out) override;
     void updates_wait() override {}
     void fetch(ClaimId claim, const Piece *pieces, uint32_t n, PlaceId place,
                residency::Class urgency, FetchDone done, void *user) override;
@@ -106,6 +107,7 @@ private:
         TensorId older = kNone;      // gets each block as it is before its first write
         std::set<uint64_t> written;  // of these blocks
         bool lent = false;
+        bool is_copy = false;  // of older contents
         bool dropped = false;
     };
     struct Ask {
@@ -135,6 +137,7 @@ private:
     void keep(Tensor &tensor, uint64_t byte) STW_REQUIRES(mutex_);
     void check(const Ask &ask) STW_REQUIRES(mutex_);
     void fault(const std::string &text) STW_REQUIRES(mutex_);
+    uint64_t free_older_bytes() STW_REQUIRES(mutex_);
     void poison(Tensor &tensor) STW_REQUIRES(mutex_);
     void answer_inline();
     static void send(const Answer &answer);
@@ -145,7 +148,7 @@ private:
     std::vector<std::thread> threads_;
     std::deque<Tensor> tensors_ STW_GUARDED_BY(mutex_);
     bool older_room_ STW_GUARDED_BY(mutex_) = true;
-    bool older_copies_ STW_GUARDED_BY(mutex_) = true;
+    uint64_t older_bytes_ STW_GUARDED_BY(mutex_) = UINT64_MAX;  // free for copies
     uint32_t olders_ STW_GUARDED_BY(mutex_) = 0;
     std::vector<Ask> asks_ STW_GUARDED_BY(mutex_);
     std::map<uint64_t, Grant> grants_ STW_GUARDED_BY(mutex_);

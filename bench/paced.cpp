@@ -2,7 +2,8 @@
 // step.paced: training steps whose layers compute by sleeping, as on a device that leaves the cores
 // free: real tiers, a real drive and real updates, AdamW in fp32 with states of four budgets.
 //
-// usage: paced --mode pending|backward|clipped|speculated --dir DIR [--layers N] [--elements N]
+// usage: paced --mode pending|backward|clipped|speculated --dir DIR [--dtype f32|bf16]
+//              [--layers N] [--elements N]
 //              [--layer-us N] [--threads N] [--clips N]
 // pending: one step of the optimizer after the backward pass, without a norm; backward: each
 // parameter's as its gradient is there; clipped: as pending, with a norm; speculated: as backward,
@@ -23,7 +24,9 @@ namespace {
 
 using bench::must;
 
-constexpr uint64_t kStateBytes = 16;  // a parameter: itself, its gradient and two moments
+// Of a parameter: itself, its gradient and two moments, in fp32; in bf16 half of the first two, and
+// the other half of the master.
+constexpr uint64_t kStateBytes[] = {16, 14};
 constexpr uint32_t kLookAhead = 2;
 
 // The time line of a device: work begins when its bytes are there and the work before has ended.
@@ -53,18 +56,22 @@ private:
 
 class Trainer {
 public:
-    Trainer(stw_runtime *runtime, std::string mode, uint32_t layers, uint64_t elements,
+    Trainer(stw_runtime *runtime, std::string mode, bool halves, uint32_t layers, uint64_t elements,
             uint64_t clips)
-        : runtime_(runtime), mode_(std::move(mode)), elements_(elements), clips_(clips)
+        : runtime_(runtime),
+          mode_(std::move(mode)),
+          gradient_bytes_(elements * (halves ? 2 : 4)),
+          clips_(clips)
     {
+        const uint32_t dtype = halves ? STW_BF16 : STW_F32;
         stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
         options.algorithm = STW_OPTIMIZER_ADAMW;
         must(stw_optimizer_create(runtime, &options, &optimizer_), "stw_optimizer_create");
         for (uint32_t i = 0; i < layers; ++i) {
-            parameters_.push_back(
-                bench::create_tensor(runtime, nullptr, STW_ROLE_PARAM, elements, STW_TIER_DEFAULT));
-            gradients_.push_back(
-                bench::create_tensor(runtime, nullptr, STW_ROLE_GRAD, elements, STW_TIER_DEFAULT));
+            parameters_.push_back(bench::create_tensor(runtime, nullptr, STW_ROLE_PARAM, elements,
+                                                       STW_TIER_DEFAULT, dtype));
+            gradients_.push_back(bench::create_tensor(runtime, nullptr, STW_ROLE_GRAD, elements,
+                                                      STW_TIER_DEFAULT, dtype));
             must(stw_tensor_fill(parameters_[i], 1.0, nullptr), "stw_tensor_fill");
             bench::add_to_optimizer(optimizer_, parameters_[i], gradients_[i]);
         }
@@ -126,7 +133,7 @@ private:
         device_.begin();
         device_.compute(seconds);
         // Written by the processor in place of the device.
-        std::memset(gradient.pointer, 0, elements_ * sizeof(float));
+        std::memset(gradient.pointer, 0, gradient_bytes_);
         device_.wait();
         must(stw_release(&gradient, 1, STW_STREAM_HOST, 0), "stw_release");
         must(stw_release(&parameter, 1, STW_STREAM_HOST, STW_RELEASE_FAR), "stw_release");
@@ -157,7 +164,7 @@ private:
 
     stw_runtime *runtime_;
     const std::string mode_;
-    const uint64_t elements_;
+    const uint64_t gradient_bytes_;
     const uint64_t clips_;
     uint64_t steps_ = 0;
     stw_optimizer *optimizer_ = nullptr;
@@ -211,7 +218,8 @@ int main(int argc, char **argv)
         bench::give_up("no such mode: " + mode);
     const auto layers = static_cast<uint32_t>(arguments.number("layers", 24));
     const uint64_t elements = arguments.number("elements", uint64_t{4} << 20);
-    const uint64_t states_bytes = layers * elements * kStateBytes;
+    const bool halves = arguments.text("dtype", "f32") == "bf16";
+    const uint64_t states_bytes = layers * elements * kStateBytes[halves ? 1 : 0];
     bench::Budgets budgets;
     budgets.device_bytes = states_bytes / 4;
     budgets.nvme_bytes = states_bytes * 9 / 4;  // with older contents
@@ -220,7 +228,7 @@ int main(int argc, char **argv)
     double layer_seconds = static_cast<double>(arguments.number("layer-us", 10000)) / 1e6;
     stw_runtime *runtime = bench::open_runtime(budgets);
     {
-        Trainer trainer(runtime, mode, layers, elements, arguments.number("clips", 0));
+        Trainer trainer(runtime, mode, halves, layers, elements, arguments.number("clips", 0));
         std::string line;
         while (std::getline(std::cin, line) && line != "quit") {
             std::istringstream words(line);

@@ -229,22 +229,23 @@ typedef struct stw_update_result {
  *
  * With STW_UPDATE_SPECULATE a step of some parameters, in the middle of backward, updates before
  * the verdict is known, as if no clip were needed and all gradients were finite. The next step
- * without the flag is the verdict of all such parameters, which it names (or all): it has the norm,
- * and where it comes to the same update, that stands; else the parameter, its master and states are
- * set back to what they were and updated again, or left so. Bits are those of that one step alone,
- * with its options and hyper-parameters. Older contents take room: of tensors at nvme their old
- * slots there, without a transfer; of others a copy, where that is small or free. A parameter
- * without that room, with a custom update, on a device that updates, smaller than a block, or with
- * a master that has no contents yet, is updated after the verdict; so are all while more than 6 of
- * the last 64 verdicts were others. Until the verdict fetches, reads and writes of these
- * parameters, their gradients and states wait, commits are BUSY, drains do not wait, and gradients
- * are kept. A fetch with STW_FETCH_SPECULATED does not wait for the verdict: it reads the parameter
- * once it is updated, and one that is updated after the verdict as any fetch does. What is set back
- * waits for the end of such views; the caller then redoes what it made from them, as
- * result_out->undone says. result_out, STW_UPDATE_WAIT and STW_UPDATE_MEASURE, a parameter twice
- * before its verdict, and a next step that leaves one out or only measures, are INVALID. Over ranks
- * all call it alike, or the verdict is MISMATCH; gathers of these tensors, which would come before
- * the verdict, are BUSY.
+ * without the flag is the verdict of all such parameters, which it names (or all): it has the
+ * norm, and where it comes to the same update, that stands; else the parameter, its master and
+ * states are set back to what they were and updated again, or left so. Bits are those of that one
+ * step alone, with its options and hyper-parameters. Older contents take room: of tensors at nvme
+ * their old slots there, without a transfer; of others a copy, where that is small or free. A
+ * parameter without that room, with a custom update, on a device that updates, smaller than a
+ * block, or with a master that has no contents yet, is updated after the verdict; so are all while
+ * more than 6 of the last 64 verdicts were others, or steps with such updates were longer than
+ * without: six steps after the first 32, and six of every 500, are for that comparison. Until the
+ * verdict fetches, reads and writes of these parameters, their gradients and states wait, commits
+ * are BUSY, drains do not wait, and gradients are kept. A fetch with STW_FETCH_SPECULATED does not
+ * wait for the verdict: it reads the parameter once it is updated, and one that is updated after
+ * the verdict as any fetch does. What is set back waits for the end of such views; the caller then
+ * redoes what it made from them, as result_out->undone says. result_out, STW_UPDATE_WAIT and
+ * STW_UPDATE_MEASURE, a parameter twice before its verdict, and a next step that leaves one out or
+ * only measures, are INVALID. Over ranks all call it alike, or the verdict is MISMATCH; gathers of
+ * these tensors, which would come before the verdict, are BUSY.
  *
  * An update that fails after the call fails only its parameter and states, as each may be half
  * updated: fetches return the cause until all of it is written again. One that could not begin (its

@@ -69,6 +69,16 @@ struct StepOptions {
     bool returns = false;  // once begun, whatever is wanted: the caller comes back with result()
 };
 
+constexpr uint32_t kEarlyTrialRounds = 5;  // that are measured, of each way
+constexpr uint32_t kEarlyTrialBetween = 500;
+
+// Whether an optimizer updates before the verdict where it is asked to; trials aside.
+enum class EarlyState : uint8_t {
+    kGoes,
+    kMisses,      // too many of the last verdicts were others than early updates assume
+    kDoesNotPay,  // steps were longer with them
+};
+
 // Whether a step of these options has a verdict at all.
 [[nodiscard]] bool has_verdict(const StepOptions &options);
 
@@ -145,8 +155,7 @@ public:
     Status wait(uint64_t timeout_ns);
     // Whether a step is under way.
     [[nodiscard]] bool pending() const;
-    // Few enough of the last verdicts were others than early updates assume.
-    [[nodiscard]] bool goes_early() const;
+    [[nodiscard]] EarlyState early_state() const;
     // The name of a parameter that early steps have left to the next one's verdict; null: none. As
     // Pipeline::prefer().
     [[nodiscard]] const char *awaits_verdict() const;

@@ -5,6 +5,7 @@
 
 #include "lib/update/copy_share.h"
 #include "lib/update/cuts.h"
+#include "lib/update/early_trial.h"
 #include "lib/update/optimizer.h"
 #include "lib/update/parts.h"
 
@@ -265,7 +266,9 @@ struct Optimizer::Parts {
     void enter(ParameterJob &job, Step &step) STW_REQUIRES(pipeline.mutex);
     void take_over(ParameterJob &job, Step &step) STW_REQUIRES(pipeline.mutex);
     [[nodiscard]] Status check_early(const StepOptions &options) const STW_REQUIRES(pipeline.mutex);
+    [[nodiscard]] bool misses_many() const STW_REQUIRES(pipeline.mutex);
     [[nodiscard]] bool goes_early() const STW_REQUIRES(pipeline.mutex);
+    void end_round(bool missed) STW_REQUIRES(pipeline.mutex);
     void park(ParameterJob &job) STW_REQUIRES(pipeline.mutex);
     // After the last scan: decides about the step. True: some leave now, with let_go().
     bool decide(Step &step) STW_REQUIRES(pipeline.mutex);
@@ -304,6 +307,8 @@ struct Optimizer::Parts {
     uint32_t early_steps = 0;  // of these
     uint64_t misses = 0;       // a bit for each of the last verdicts, which an early update missed
     CopyShare copy_share;
+    EarlyTrial early_trial;
+    bool asks_early = false;  // there was an early step since the last verdict
 };
 
 }  // namespace stepwell::update

@@ -200,6 +200,7 @@ Step &Optimizer::Parts::prepare(const StepOptions &options)
     Step &step = early ? early_step() : new_step();
     step.early = early;
     step.asked = true;
+    asks_early |= early;
     step.flags = options.flags;
     // A step that others left parameters to is their verdict, whatever else is asked of it.
     step.judges = has_verdict(options);
@@ -268,9 +269,14 @@ void Optimizer::Parts::park(ParameterJob &job)
     pipeline.park(job);
 }
 
+bool Optimizer::Parts::misses_many() const
+{
+    return std::popcount(misses) > kMissesMax;
+}
+
 bool Optimizer::Parts::goes_early() const
 {
-    return std::popcount(misses) <= kMissesMax;
+    return !misses_many() && early_trial.goes();
 }
 
 // One claim for all tensors of the step, so that a fetch after this call sees all or nothing of it.
@@ -395,10 +401,7 @@ bool Optimizer::Parts::conclude(Step &step, const Verdict &all)
     step.gives_back = !go_ahead(step, all);
     step.known = true;
     const bool missed = step.gives_back || step.result.clip_coefficient != 1.0;
-    if ((step.flags & STW_UPDATE_MEASURE) == 0) {
-        misses = misses << 1 | (missed ? 1 : 0);
-        copy_share.end_round();
-    }
+    if ((step.flags & STW_UPDATE_MEASURE) == 0) end_round(missed);
     for (ParameterJob *job : chosen) {
         if (job->step != &step || !apply(*job, step)) continue;
         job->next_leaving = step.leaving;
@@ -406,6 +409,17 @@ bool Optimizer::Parts::conclude(Step &step, const Verdict &all)
     }
     pipeline.changed.notify_all();
     return step.leaving != nullptr;
+}
+
+// What the next early updates go by: before those of this round are judged.
+void Optimizer::Parts::end_round(bool missed)
+{
+    misses = misses << 1 | (missed ? 1 : 0);
+    copy_share.end_round();
+    const bool early = std::any_of(chosen.begin(), chosen.end(), [](const ParameterJob *job) {
+        return is_measured(job->phase) && job->phase != StepPhase::kVerdict;
+    });
+    early_trial.end_round(wait_clock_ns(), std::exchange(asks_early, false), early);
 }
 
 bool Optimizer::Parts::apply(ParameterJob &job, Step &step)
@@ -573,10 +587,11 @@ bool Optimizer::pending() const
     return parts_->active_steps > 0;
 }
 
-bool Optimizer::goes_early() const
+EarlyState Optimizer::early_state() const
 {
     MutexLock lock(parts_->pipeline.mutex);
-    return parts_->goes_early();
+    if (parts_->misses_many()) return EarlyState::kMisses;
+    return parts_->early_trial.pays() ? EarlyState::kGoes : EarlyState::kDoesNotPay;
 }
 
 const char *Optimizer::awaits_verdict() const

@@ -114,7 +114,7 @@ Status OptimizerTable::optimizer_step(stw_optimizer *optimizer, const stw_update
         recorder_.add_stall_of(recorder_.current_step(), observe::Stall::kUpdate, residency::kNone,
                                begin, dispatch_.now());
     }
-    if (speculates) tell_misses(body);
+    if (speculates) tell_early(body);
     sleepers_.log_timeout(status);
     if (!status.ok()) return sleepers_.tell_waiting(std::move(status));
     if (result_out) fill_result(result, result_out);
@@ -125,17 +125,30 @@ Status OptimizerTable::optimizer_step(stw_optimizer *optimizer, const stw_update
     return status;
 }
 
-void OptimizerTable::tell_misses(OptimizerBody &body)
+void OptimizerTable::tell_early(OptimizerBody &body)
 {
-    const bool goes = body.optimizer->goes_early();
-    if (std::exchange(body.goes_early, goes) == goes) return;
-    dispatch_.log.print(goes ? STW_LOG_INFO : STW_LOG_WARNING, "update",
-                        goes ? "Optimizer '%s' updates before the verdict again: of late few "
-                               "verdicts were others than expected."
-                             : "Optimizer '%s' updates after the verdict for a while: too many of "
-                               "the last verdicts were others than expected, as the clip was "
-                               "reached or values were not finite.",
-                        body.name.c_str());
+    const update::EarlyState state = body.optimizer->early_state();
+    if (std::exchange(body.early, state) == state) return;
+    const char *const name = body.name.c_str();
+    switch (state) {
+    case update::EarlyState::kGoes:
+        dispatch_.log.print(STW_LOG_INFO, "update",
+                            "Optimizer '%s' updates before the verdict again.", name);
+        return;
+    case update::EarlyState::kMisses:
+        dispatch_.log.print(STW_LOG_WARNING, "update",
+                            "Optimizer '%s' updates after the verdict for a while: too many of the "
+                            "last verdicts were others than expected, as the clip was reached or "
+                            "values were not finite.",
+                            name);
+        return;
+    case update::EarlyState::kDoesNotPay:
+        dispatch_.log.print(
+            STW_LOG_INFO, "update",
+            "Optimizer '%s' updates after the verdict for its next %u steps: with "
+            "updates before it, each of %u steps took longer than any of %u without.",
+            name, update::kEarlyTrialBetween, update::kEarlyTrialRounds, update::kEarlyTrialRounds);
+    }
 }
 
 // All that a step changes, whether it has elements on this rank or not: parameters, their gradients

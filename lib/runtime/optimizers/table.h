@@ -82,7 +82,7 @@ private:
                       const StateForm &form, residency::PlaceId home, residency::TensorId *id_out);
     Status check_entry(const OptimizerBody &body, const stw_optimizer_entry &entry) const;
     [[nodiscard]] collective::Range own_part(const stw_optimizer_entry &entry) const;
-    void tell_misses(OptimizerBody &body);
+    void tell_early(OptimizerBody &body);
     [[nodiscard]] std::vector<stw_tensor *> changed_by(const OptimizerBody &body,
                                                        std::vector<stw_tensor *> named,
                                                        bool some) const;

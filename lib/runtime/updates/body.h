@@ -31,8 +31,8 @@ struct OptimizerBody : TensorHolder {
     // Held while `optimizer` gets entries or is destroyed: a commit reads its counts on another
     // thread. Taken before the runtime's lock.
     Mutex changes;
-    bool goes_early = true;  // as the program was told
-    bool durable = false;    // its states and counts are part of generations
+    update::EarlyState early = update::EarlyState::kGoes;  // as the program was told
+    bool durable = false;  // its states and counts are part of generations
     bool has_policy = false;
     stw_policy policy = STW_POLICY_INIT;
     stw_custom_update custom{};

@@ -366,7 +366,6 @@ TEST(EarlyUpdate, WhatCannotBeReadIsTheVerdictsError)
     }
 }
 
-// Where nobody asks for a verdict, the others are updated all the same.
 // The verdict takes a parameter over while the scan of its gradient ends, which makes the decision.
 TEST(EarlyUpdate, AVerdictMayComeAtTheEndOfAScan)
 {
@@ -385,6 +384,7 @@ TEST(EarlyUpdate, AVerdictMayComeAtTheEndOfAScan)
     }
 }
 
+// Where nobody asks for a verdict, the others are updated all the same.
 TEST(EarlyUpdate, WhatCannotBeReadDropsNoOther)
 {
     TwoParameters two;

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // step.paced: training steps whose layers compute by sleeping, as on a device that leaves the cores
-// free: real tiers, a real drive and real updates, AdamW in fp32 with states of four budgets.
+// free: real tiers, a real drive and real updates by AdamW, with states of four budgets.
 //
 // usage: paced --mode pending|backward|clipped|speculated --dir DIR [--dtype f32|bf16]
-//              [--layers N] [--elements N]
-//              [--layer-us N] [--threads N] [--clips N]
+//              [--layers N] [--elements N] [--layer-us N] [--threads N] [--clips N]
 // pending: one step of the optimizer after the backward pass, without a norm; backward: each
 // parameter's as its gradient is there; clipped: as pending, with a norm; speculated: as backward,
 // with a norm after it. The norm is reached in one step of --clips, 0: in none.
@@ -218,7 +217,9 @@ int main(int argc, char **argv)
         bench::give_up("no such mode: " + mode);
     const auto layers = static_cast<uint32_t>(arguments.number("layers", 24));
     const uint64_t elements = arguments.number("elements", uint64_t{4} << 20);
-    const bool halves = arguments.text("dtype", "f32") == "bf16";
+    const std::string dtype = arguments.text("dtype", "f32");
+    if (dtype != "f32" && dtype != "bf16") bench::give_up("no such dtype: " + dtype);
+    const bool halves = dtype == "bf16";
     const uint64_t states_bytes = layers * elements * kStateBytes[halves ? 1 : 0];
     bench::Budgets budgets;
     budgets.device_bytes = states_bytes / 4;

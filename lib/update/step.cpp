@@ -227,6 +227,10 @@ Step &Optimizer::Parts::prepare(const StepOptions &options)
         }
         job->urgent = options.wants_verdict && job->phase == StepPhase::kScan;
     }
+    // A call may wait for one of them since before its verdict was asked for.
+    for (ParameterJob *job : chosen) {
+        if (job->preference != kNotPreferred) job->on_preferred();
+    }
     if (!chosen.empty()) return step;
     if (step.scans) {
         decide(step);

@@ -298,6 +298,28 @@ TEST(EarlyUpdate, ItsParameterIsLentUntilTheVerdictChangesIt)
     }
 }
 
+// A call that waited for the parameter before its verdict was asked for waits for all its scans.
+TEST(EarlyUpdate, ItsVerdictIsUrgentForWhoWaitsAlready)
+{
+    TwoParameters two;
+    two.world.tiers.pause();
+    ASSERT_TRUE(two.early(0).ok());
+    two.world.pipeline->prefer(two.entries[0].parameter);
+    StepOptions options;
+    options.clip_norm = 1e9;
+    ASSERT_TRUE(two.world.optimizer->step(options, nullptr).ok());
+    two.world.tiers.resume();
+    ASSERT_TRUE(two.world.optimizer->wait(UINT64_MAX).ok());
+    uint32_t scans = 0;
+    for (const FakeTiers::Event &event : two.world.tiers.events()) {
+        if (event.kind != FakeTiers::Event::kFetch || event.tensor != two.entries[1].gradient)
+            continue;
+        EXPECT_EQ(event.urgency, residency::Class::kDemand);
+        ++scans;
+    }
+    EXPECT_GT(scans, 0u);
+}
+
 // Neither does it wait for what cannot begin before the verdict.
 TEST(EarlyUpdate, ADrainLeavesWhatComesAfterAVerdict)
 {

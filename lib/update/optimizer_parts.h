@@ -308,7 +308,8 @@ struct Optimizer::Parts {
     uint64_t misses = 0;       // a bit for each of the last verdicts, which an early update missed
     CopyShare copy_share;
     EarlyTrial early_trial;
-    bool asks_early = false;  // there was an early step since the last verdict
+    bool asks_early = false;         // there was an early step since the last verdict
+    bool waits_for_verdict = false;  // the call that gave the last one
 };
 
 }  // namespace stepwell::update

@@ -260,9 +260,12 @@ void Optimizer::Parts::enter(ParameterJob &job, Step &step)
 void Optimizer::Parts::take_over(ParameterJob &job, Step &step)
 {
     for (Part *part : job.parts) part->judged_hyper = hyper_of(part->group);
-    if (job.phase == StepPhase::kScan) ++step.scans_left;
+    const bool scans = job.phase == StepPhase::kScan;
+    step.scans_left += scans ? 1 : 0;
     if (!job.error.ok() && step.verdict.ok()) step.verdict = job.error;
+    const bool left_to_it = scans && job.is_parked();
     pipeline.unpark(job);
+    if (left_to_it) pipeline.make_ready(job);
     left(*std::exchange(job.step, &step));
 }
 
@@ -302,9 +305,11 @@ Status Optimizer::Parts::begin(const StepOptions &options)
         if (chosen.empty()) return {};
         const ClaimId claim = entering.empty() ? 0 : claim_entering();
         MutexLock lock(pipeline.mutex);
+        if (!early) waits_for_verdict = options.wants_verdict;
+        // Early updates read the gradients soon, on threads that the writers do not wait for.
+        const bool measures = waits_for_verdict && !(early && goes_early());
         decided = activate(*step, claim);
-        for (ParameterJob *job : entering)
-            pipeline.ask_measure(job->measure, options.wants_verdict || early);
+        for (ParameterJob *job : entering) pipeline.ask_measure(job->measure, measures);
     }
     if (decided) let_go(*step);
     // Measured by those who wrote their gradients: nothing is left to wait for.
@@ -340,22 +345,25 @@ ClaimId Optimizer::Parts::claim_entering()
     return claim;
 }
 
-// What was measured by its writers is not scanned. True when the verdict is known with that, and
+// What was measured by its writers is not scanned, and what will not be early is scanned for the
+// verdict: the step then costs nothing before it. True when the verdict is known with that, and
 // parameters leave.
 bool Optimizer::Parts::activate(Step &step, ClaimId claim)
 {
+    const bool waits = step.early && !goes_early();
     for (size_t i = 0; i < entering.size(); ++i) {
         ParameterJob &job = *entering[i];
         pipeline.place_job(job, places[i]);
         job.claim = claim;
         job.claimed = true;
         if (!step.scans || !job.take_measure(versions[i])) {
-            if (job.blocked == 0) pipeline.make_ready(job);
+            if (job.blocked == 0 && !waits) pipeline.make_ready(job);
+            if (job.blocked == 0 && waits) park(job);
             continue;
         }
         --step.scans_left;
         if (!step.early) continue;
-        if (job.may_be_early() && goes_early()) {
+        if (job.may_be_early() && !waits) {
             job.phase = StepPhase::kKeep;
             keeping.push_back(&job);
         } else {

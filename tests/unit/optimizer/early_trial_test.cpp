@@ -98,14 +98,20 @@ TEST(EarlyTrial, IsMadeByTheOptimizer)
     early.parameters = &entry.parameter;
     early.parameter_count = 1;
     for (uint32_t round = 0; round < EarlyTrial::kFirst + kTrial + 1; ++round) {
+        const bool goes = round <= EarlyTrial::kFirst;
         world.give_gradient(entry);
+        const uint64_t scanned = world.pipeline->stats().scanned_bytes;
         ASSERT_TRUE(world.optimizer->step(early, nullptr).ok());
         ASSERT_TRUE(world.optimizer->wait(UINT64_MAX).ok());
+        EXPECT_EQ(world.pipeline->stats().scanned_bytes > scanned, goes) << round;
         StepOptions options;
         options.wants_verdict = true;
         StepResult result;
         ASSERT_TRUE(world.step_and_wait(options, &result).ok());
-        EXPECT_EQ(result.early, round <= EarlyTrial::kFirst ? 1U : 0U) << round;
+        EXPECT_EQ(result.early, goes ? 1U : 0U) << round;
+        std::vector<ElementRange> parts;
+        const bool measures = world.pipeline->wants_measure(entry.gradient, parts) != 0;
+        EXPECT_EQ(measures, !goes) << round;
         world.expect_update(entry, STW_HYPER_INIT, round + 1, 1.0);
         world.expect_same(entry);
     }

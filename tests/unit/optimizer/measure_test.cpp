@@ -155,6 +155,32 @@ TEST(Measure, IsAskedForOnceAStepHasWaitedForANorm)
     EXPECT_FALSE(measure_if_wanted(world, {}));  // nobody's gradient
 }
 
+// These read it soon, on threads that its writer does not wait for.
+TEST(Measure, IsNotAskedForWhereUpdatesAreEarly)
+{
+    Conditions conditions;
+    conditions.alone = true;
+    World world(conditions);
+    const Entry entry = world.add({20000, STW_F32, STW_F32, 0});
+    StepOptions early;
+    early.flags = STW_UPDATE_SPECULATE;
+    early.parameters = &entry.parameter;
+    early.parameter_count = 1;
+    StepOptions verdict;
+    verdict.wants_verdict = true;
+    world.give_gradient(entry);
+    ASSERT_TRUE(world.step_and_wait(verdict).ok());
+    for (int round = 0; round < 3; ++round) {
+        world.give_gradient(entry);
+        EXPECT_EQ(measure_if_wanted(world, entry), round == 0) << round;
+        ASSERT_TRUE(world.optimizer->step(early, nullptr).ok());
+        ASSERT_TRUE(world.optimizer->wait(UINT64_MAX).ok());
+        StepResult result;
+        ASSERT_TRUE(world.step_and_wait(verdict, &result).ok());
+        EXPECT_EQ(result.early, 1U) << round;
+    }
+}
+
 TEST(Measure, WhatWasWrittenSinceIsScannedAndNotMeasuredForAWhile)
 {
     World world({});

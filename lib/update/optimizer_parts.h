@@ -261,7 +261,7 @@ struct Optimizer::Parts {
     ClaimId claim_entering();
     Step &new_step() STW_REQUIRES(pipeline.mutex);
     Step &early_step() STW_REQUIRES(pipeline.mutex);
-    bool activate(Step &step, ClaimId claim) STW_REQUIRES(pipeline.mutex);
+    bool activate(Step &step, ClaimId claim, bool waits) STW_REQUIRES(pipeline.mutex);
     Step &prepare(const StepOptions &options) STW_REQUIRES(pipeline.mutex);
     void enter(ParameterJob &job, Step &step) STW_REQUIRES(pipeline.mutex);
     void take_over(ParameterJob &job, Step &step) STW_REQUIRES(pipeline.mutex);

@@ -105,7 +105,7 @@ struct Job {
     [[nodiscard]] virtual uint32_t chunk_pieces() const = 0;  // at most, of the next chunk
     // A chunk was worked on. Returns the list of chunks that are not needed any more.
     virtual Chunk *settle(Chunk &chunk) = 0;
-    // A call waits for one of its tensors; called once.
+    // A call waits for one of its tensors.
     virtual void on_preferred() {}
 
     // Without the mutex, on an update thread. The first chunk of the phase was granted: the claim

@@ -307,8 +307,9 @@ Status Optimizer::Parts::begin(const StepOptions &options)
         MutexLock lock(pipeline.mutex);
         if (!early) waits_for_verdict = options.wants_verdict;
         // Early updates read the gradients soon, on threads that the writers do not wait for.
-        const bool measures = waits_for_verdict && !(early && goes_early());
-        decided = activate(*step, claim);
+        const bool goes = early && goes_early();
+        const bool measures = waits_for_verdict && !goes;
+        decided = activate(*step, claim, early && !goes);
         for (ParameterJob *job : entering) pipeline.ask_measure(job->measure, measures);
     }
     if (decided) let_go(*step);
@@ -345,12 +346,11 @@ ClaimId Optimizer::Parts::claim_entering()
     return claim;
 }
 
-// What was measured by its writers is not scanned, and what will not be early is scanned for the
-// verdict: the step then costs nothing before it. True when the verdict is known with that, and
-// parameters leave.
-bool Optimizer::Parts::activate(Step &step, ClaimId claim)
+// What was measured by its writers is not scanned. waits: a speculative step of which nothing will
+// be early leaves the scans to its verdict, but for gradients that are still being summed. True if
+// the verdict is known with that, and parameters leave.
+bool Optimizer::Parts::activate(Step &step, ClaimId claim, bool waits)
 {
-    const bool waits = step.early && !goes_early();
     for (size_t i = 0; i < entering.size(); ++i) {
         ParameterJob &job = *entering[i];
         pipeline.place_job(job, places[i]);

@@ -34,15 +34,6 @@ Conditions alone(uint64_t seed)
     return conditions;
 }
 
-StepOptions early_of(const TensorId *parameters, uint32_t n)
-{
-    StepOptions options;
-    options.flags = STW_UPDATE_SPECULATE;
-    options.parameters = parameters;
-    options.parameter_count = n;
-    return options;
-}
-
 // A random training: what the optimizer does, and the same over whole arrays.
 class Training {
 public:
@@ -364,6 +355,29 @@ TEST(EarlyUpdate, ACloseEndsWhatHasNoVerdict)
         EXPECT_FALSE(two.world.failures.empty());
         EXPECT_EQ(two.world.failures[0].code, STW_ERROR_CLOSED);
     }
+}
+
+// Verdicts that missed leave the scan to the next one, which never comes.
+TEST(EarlyUpdate, ACloseEndsWhatIsLeftToItsVerdict)
+{
+    TwoParameters two;
+    for (int i = 0; i < 7; ++i) {
+        for (const Entry &entry : two.entries) two.world.give_gradient(entry);
+        ASSERT_TRUE(two.early(0).ok());
+        StepOptions options;
+        options.clip_norm = 1.0;
+        ASSERT_TRUE(two.world.step_and_wait(options).ok());
+    }
+    for (const Entry &entry : two.entries) two.world.give_gradient(entry);
+    const uint64_t scanned = two.world.pipeline->stats().scanned_bytes;
+    ASSERT_TRUE(two.early(0).ok());
+    ASSERT_TRUE(two.world.pipeline->drain(UINT64_MAX).ok());
+    EXPECT_EQ(two.world.pipeline->stats().scanned_bytes, scanned);
+    ASSERT_TRUE(two.world.pipeline->close(UINT64_MAX).ok());
+    EXPECT_FALSE(two.world.optimizer->pending());
+    EXPECT_FALSE(two.world.tiers.claimed(two.entries[0].parameter));
+    ASSERT_FALSE(two.world.failures.empty());
+    EXPECT_EQ(two.world.failures[0].code, STW_ERROR_CLOSED);
 }
 
 // Its gradient is kept for the verdict, and so is the reason.

@@ -93,10 +93,7 @@ TEST(EarlyTrial, IsMadeByTheOptimizer)
     conditions.alone = true;
     World world(conditions);
     const Entry entry = world.add({20000, STW_F32, STW_F32, 0});
-    StepOptions early;
-    early.flags = STW_UPDATE_SPECULATE;
-    early.parameters = &entry.parameter;
-    early.parameter_count = 1;
+    const StepOptions early = early_of(&entry.parameter, 1);
     for (uint32_t round = 0; round < EarlyTrial::kFirst + kTrial + 1; ++round) {
         const bool goes = round <= EarlyTrial::kFirst;
         world.give_gradient(entry);

@@ -162,10 +162,7 @@ TEST(Measure, IsNotAskedForWhereUpdatesAreEarly)
     conditions.alone = true;
     World world(conditions);
     const Entry entry = world.add({20000, STW_F32, STW_F32, 0});
-    StepOptions early;
-    early.flags = STW_UPDATE_SPECULATE;
-    early.parameters = &entry.parameter;
-    early.parameter_count = 1;
+    const StepOptions early = early_of(&entry.parameter, 1);
     StepOptions verdict;
     verdict.wants_verdict = true;
     world.give_gradient(entry);

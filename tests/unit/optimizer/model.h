@@ -286,4 +286,13 @@ inline stw_hyper some_hyper(uint32_t algorithm = STW_OPTIMIZER_ADAMW)
     return hyper;
 }
 
+inline StepOptions early_of(const TensorId *parameters, uint32_t n)
+{
+    StepOptions options;
+    options.flags = STW_UPDATE_SPECULATE;
+    options.parameters = parameters;
+    options.parameter_count = n;
+    return options;
+}
+
 }  // namespace stepwell::update::test

@@ -6,13 +6,18 @@
 #include <utility>
 
 namespace stepwell::schedule {
+namespace {
+
+constexpr size_t kBetweenMax = 16384;  // events kept for the next step, which may never come
+
+}  // namespace
 
 using residency::Instant;
 using residency::TensorId;
 
 uint64_t Trace::metadata_bytes() const
 {
-    uint64_t bytes = kept_bytes_;
+    uint64_t bytes = kept_bytes_ + between_.size() * Learned::kEventBytesMax;
     for (const std::unique_ptr<PhaseTrace> &phase : phases_) {
         if (phase) bytes += phase->recording.size() * Learned::kEventBytesMax;
     }
@@ -44,7 +49,12 @@ bool Trace::begin_step(uint32_t phase, Instant now)
     if (open_ == 0 && ended_ != kNoPhase) phases_[ended_]->set_next(&mine);
     ++open_;
     clocks_[phase] = {now, 0, 0};
-    return mine.begin(now);
+    const bool known = mine.begin(now);
+    for (const Event &event : between_) {
+        if (has_room(mine)) mine.recording.push_back(event);
+    }
+    between_.clear();
+    return known;
 }
 
 void Trace::end_step(uint32_t phase, Instant now, bool learn)
@@ -208,7 +218,12 @@ void Trace::discarded(uint32_t phase, Lane lane, TensorId tensor, Instant now)
     event.act = Act::kDiscard;
     event.lane = lane;
     event.tensor = tensor;
-    record(phase, event, now);
+    if (open_ > 0) {
+        record(phase, event, now);
+    } else if (ended_ != kNoPhase && between_.size() < kBetweenMax &&
+               metadata_bytes() + Learned::kEventBytesMax <= limit_) {
+        between_.push_back(event);
+    }
 }
 
 void Trace::waited(uint32_t phase, Instant begin, Instant end)

@@ -40,7 +40,8 @@ public:
     // A view that ended without the lock, reported late like hits: it shares the time, and its
     // byte range is that of its fetch.
     void ended(uint32_t phase, residency::TensorId tensor, residency::PlaceId place);
-    // The contents were discarded without a view: not an access, but replays need it.
+    // The contents were discarded without a view: not an access, but replays need it. Between two
+    // steps it is recorded in the second.
     void discarded(uint32_t phase, Lane lane, residency::TensorId tensor, residency::Instant now);
     // The program waited inside the library, which is not compute time.
     void waited(uint32_t phase, residency::Instant begin, residency::Instant end);
@@ -96,6 +97,7 @@ private:
     std::vector<Clock> clocks_;
     uint32_t open_ = 0;          // phases with an open step
     uint32_t ended_ = kNoPhase;  // whose step ended last
+    Step between_;               // what was discarded since; the next step begins with it
     uint64_t limit_ = kBytesMax;
     uint64_t kept_bytes_ = 0;  // of all phases, at the last end of a step
 };

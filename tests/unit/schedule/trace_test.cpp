@@ -292,8 +292,36 @@ TEST_F(TraceTest, ADiscardIsRecordedAndIsNoAccess)
     trace_.end_step(0, now_, true);
     EXPECT_EQ(ahead(), (Order{1, 1})) << "this step and the one after it";
     EXPECT_EQ(trace_.next_use(2), kNever);
-    trace_.discarded(0, Lane::kProgram, 1, now_);  // outside of steps
+}
+
+TEST_F(TraceTest, DiscardsWithoutAnotherStepTakeLittleMemory)
+{
+    constexpr uint64_t kAllowed = uint64_t{4} << 20;
+    trace_.begin_step(0, now_);
+    fetch(1);
+    trace_.end_step(0, now_, true);
+    for (int i = 0; i < 1'000'000; i++) trace_.discarded(kNoPhase, Lane::kProgram, 1, now_);
+    EXPECT_LT(trace_.metadata_bytes(), kAllowed);
+}
+
+// A verdict may be known after its step has ended, and before the next one begins.
+TEST_F(TraceTest, WhatIsDiscardedBetweenTwoStepsIsRecordedInTheNextOne)
+{
+    trace_.discarded(kNoPhase, Lane::kUpdate, 1, now_);  // before any step
+    trace_.begin_step(0, now_);
     EXPECT_EQ(recorded().size(), 0u);
+    fetch(1);
+    trace_.end_step(0, now_, true);
+    trace_.discarded(kNoPhase, Lane::kUpdate, 1, now_);
+    EXPECT_EQ(recorded().size(), 0u);
+    for (int step = 0; step < 2; step++) {
+        trace_.begin_step(0, now_);
+        fetch(1);
+        ASSERT_EQ(recorded().size(), step == 0 ? 2u : 1u);
+        EXPECT_EQ(recorded()[0].act, step == 0 ? Act::kDiscard : Act::kFetch);
+        EXPECT_EQ(recorded()[0].tensor, 1u);
+        trace_.end_step(0, now_, true);
+    }
 }
 
 TEST_F(TraceTest, AWaitThatBeganLateLeavesTheComputingBeforeIt)

@@ -79,6 +79,24 @@ struct Interval {
     double saves_all = 0;  // its share of the write-back
 };
 
+bool dies_at_once(const Use &use)
+{
+    return use.dies && use.dies_at == use.release;
+}
+
+// What pieces of updates take of the place while they are in flight, where the CPU works in it: a
+// replay has one of them at a time, the runtime as many as half of the place has room for.
+uint32_t update_blocks(const Machine &machine, PlaceId place)
+{
+    const std::vector<residency::PlaceConfig> &places = machine.config.places;
+    const auto is_host = [](const residency::PlaceConfig &at) {
+        return at.tier == residency::Tier::kHost && at.blocks > 0;
+    };
+    const bool beside =
+        !is_host(places[place]) && std::any_of(places.begin(), places.end(), is_host);
+    return beside || !places[place].cpu_access ? 0 : places[place].blocks / 2;
+}
+
 // Ranks intervals by what they save over their bytes times a power of their length. Write-backs
 // count in part, as all intervals between two writes must be kept to save one.
 struct Ranking {
@@ -106,7 +124,8 @@ public:
         : uses_(uses),
           specs_(specs),
           block_(static_cast<double>(machine.config.block_bytes)),
-          room_(static_cast<double>(machine.config.places[place].blocks) * block_),
+          room_(block_ * (machine.config.places[place].blocks -
+                          (uses.has_updates() ? update_blocks(machine, place) : 0))),
           place_(place)
     {
         for (TensorId tensor = 0; tensor < uses.tensors(); ++tensor) list(tensor);
@@ -145,7 +164,7 @@ void Planner::list(TensorId tensor)
         interval.tensor = tensor;
         interval.use = i;
         interval.begin = (uses[i].release + 1) % uses_.events();
-        interval.end = next.fetch;
+        interval.end = uses[i].dies ? uses[i].dies_at + size_t{1} : next.fetch;
         interval.bytes = size_of(tensor);
         const size_t events = uses_.events();
         interval.length = static_cast<double>((interval.end + events - interval.begin) % events);
@@ -155,19 +174,25 @@ void Planner::list(TensorId tensor)
     share_write_backs(first);
 }
 
-// A write-back is saved only if the tensor stays until it is written again or dies.
+// A write-back is saved only if the tensor stays until it is written again or dies: each interval
+// up to then has a share of it that is as large as its share of the time.
 void Planner::share_write_backs(size_t first)
 {
     const size_t count = intervals_.size() - first;
     if (count == 0) return;
     const std::vector<Use> &uses = uses_.of(intervals_[first].tensor);
     for (size_t i = 0; i < count; ++i) {
-        if (!uses[i].writes || uses[i].dies) continue;
+        if (!uses[i].writes || dies_at_once(uses[i])) continue;
         size_t length = 1;
-        while (length < count && !uses[(i + length) % count].writes) ++length;
+        double total = intervals_[first + i].length + 1;
+        while (length < count && !uses[(i + length) % count].writes &&
+               !uses[(i + length - 1) % count].dies) {
+            total += intervals_[first + (i + length) % count].length + 1;
+            ++length;
+        }
         for (size_t k = 0; k < length; ++k) {
             Interval &interval = intervals_[first + (i + k) % count];
-            interval.saves_all = interval.bytes / static_cast<double>(length);
+            interval.saves_all = interval.bytes * (interval.length + 1) / total;
         }
     }
 }
@@ -251,12 +276,13 @@ void Planner::count(Keeping &keeping) const
     for (TensorId tensor = 0; tensor < uses_.tensors(); ++tensor) {
         const std::vector<Use> &uses = uses_.of(tensor);
         for (size_t i = 0; i < uses.size(); ++i) {
-            if (!uses[i].writes || uses[i].dies) continue;
+            if (!uses[i].writes || dies_at_once(uses[i])) continue;
             bool stays = true;
             for (size_t k = 0; k < uses.size() && stays; ++k) {
                 const size_t at = (i + k) % uses.size();
                 if (k > 0 && uses[at].writes) break;
                 stays = keeping.stays[tensor][at] == Stay::kStays;
+                if (uses[at].dies) break;
             }
             if (stays) keeping.saved_bytes += size_of(tensor);
         }

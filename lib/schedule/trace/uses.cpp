@@ -13,12 +13,18 @@ using residency::Access;
 Uses::Uses(const Step &step, size_t tensors)
     : uses_(tensors), events_(static_cast<uint32_t>(step.size()))
 {
-    std::vector<uint32_t> open(tensors);  // open views
+    std::vector<uint32_t> open(tensors);                               // open views
+    std::vector<std::pair<residency::TensorId, uint32_t>> early_ends;  // of the step before
+    const auto end = [](Use &use, uint32_t at) {
+        use.dies = true;
+        use.dies_at = at;
+    };
     std::array<residency::TensorId, kLanes> last = {residency::kNone, residency::kNone};
     for (uint32_t i = 0; i < step.size(); ++i) {
         const Event &event = step[i];
         std::vector<Use> &uses = uses_[event.tensor];
         if (event.act == Act::kFetch) {
+            has_updates_ |= event.lane == Lane::kUpdate;
             Use use;
             use.position = fetches_++;
             use.fetch = use.release = i;
@@ -34,11 +40,16 @@ Uses::Uses(const Step &step, size_t tensors)
             uses.push_back(use);
             continue;
         }
-        const bool is_last = dies(event);
-        if (uses.empty()) continue;
         if (event.act == Act::kRelease && open[event.tensor] > 0) --open[event.tensor];
-        uses.back().release = i;
-        uses.back().dies |= is_last;
+        if (uses.empty()) {
+            if (dies(event)) early_ends.push_back({event.tensor, i});
+            continue;
+        }
+        if (event.act == Act::kRelease || open[event.tensor] > 0) uses.back().release = i;
+        if (dies(event)) end(uses.back(), i);
+    }
+    for (const auto &[tensor, at] : early_ends) {
+        if (!uses_[tensor].empty() && !uses_[tensor].back().dies) end(uses_[tensor].back(), at);
     }
 }
 

@@ -16,9 +16,10 @@ struct Use {
     uint32_t fetch = 0;     // index of the event
     uint32_t release = 0;   // likewise
     residency::PlaceId place = 0;
-    bool reads = false;   // contents from before
-    bool writes = false;  // leaves new contents
-    bool dies = false;    // leaves no contents
+    bool reads = false;    // contents from before
+    bool writes = false;   // leaves new contents
+    bool dies = false;     // leaves no contents ...
+    uint32_t dies_at = 0;  // ... from this event on: its release, or one after it in the round
 };
 
 // No contents are left after the event.
@@ -39,11 +40,13 @@ public:
     [[nodiscard]] size_t tensors() const { return uses_.size(); }
     [[nodiscard]] uint32_t fetches() const { return fetches_; }
     [[nodiscard]] uint32_t events() const { return events_; }
+    [[nodiscard]] bool has_updates() const { return has_updates_; }
 
 private:
     std::vector<std::vector<Use>> uses_;  // by tensor
     uint32_t fetches_ = 0;
     uint32_t events_ = 0;
+    bool has_updates_ = false;
 };
 
 }  // namespace stepwell::schedule

@@ -4,6 +4,7 @@
 #include "lib/schedule/plan/policies.h"
 #include "tests/unit/schedule/replay_fixture.h"
 
+#include <algorithm>
 #include <random>
 
 namespace stepwell::schedule {
@@ -146,6 +147,64 @@ TEST_F(PoliciesTest, WhatDiesIsNotKept)
     const Keeping keeping = plan_keeping(uses, tensors_of({1, 1}), machine_of(2), kDevice);
     EXPECT_EQ(keeping.stays[0][0], Stay::kLeaves);
     EXPECT_EQ(keeping.stays[1][0], Stay::kStays);
+}
+
+// As a gradient between its update and the verdict. What is read meanwhile is used again sooner
+// than it, but to keep it until then saves its write-back.
+TEST_F(PoliciesTest, WhatDiesLaterIsKeptUntilThen)
+{
+    for (const bool next_step : {false, true}) {
+        SCOPED_TRACE(next_step ? "it dies in the next step" : "it dies in its step");
+        Event dies;
+        dies.act = Act::kDiscard;
+        dies.lane = Lane::kUpdate;
+        dies.tensor = 0;
+        Step step;
+        const auto rest = [&]() {
+            step.push_back(dies);
+            for (const residency::TensorId tensor : {3, 4, 1, 2}) use(step, tensor);
+        };
+        if (next_step) rest();
+        use(step, 0, 0, Access::kWrite);
+        use(step, 1);
+        use(step, 2);
+        if (!next_step) rest();
+        const std::vector<uint32_t> blocks(5, 1);
+        const Uses uses(step, 5);
+        const Machine machine = machine_of(2);
+        const Keeping keeping = plan_keeping(uses, tensors_of(blocks), machine, kDevice);
+        EXPECT_EQ(keeping.stays[0][0], Stay::kStays);
+        open(machine, blocks);
+        NextUse next(uses);
+        EXPECT_EQ(steady(next, step).links[kOut].bytes, kBlock);
+        open(machine, blocks);
+        Kept kept(uses, keeping, kDevice);
+        EXPECT_EQ(steady(kept, step).links[kOut].bytes, 0u);
+    }
+}
+
+// A replay has one piece of an update in flight, and the runtime as many as half of the place has
+// room for.
+TEST_F(PoliciesTest, HalfOfThePlaceIsLeftToUpdates)
+{
+    Step step = cycle(8);
+    const auto kept = [&](const Machine &machine) {
+        const Uses uses(step, 9);
+        const auto specs = tensors_of(std::vector<uint32_t>(9, 1));
+        const Keeping keeping = plan_keeping(uses, specs, machine, kDevice);
+        size_t kept = 0;
+        for (const std::vector<Stay> &stays : keeping.stays)
+            kept += static_cast<size_t>(std::count(stays.begin(), stays.end(), Stay::kStays));
+        return kept;
+    };
+    const Machine machine = machine_of(6);
+    EXPECT_EQ(kept(machine), 5u);
+    use(step, 8, 0, Access::kReadWrite, Lane::kUpdate);
+    step[16].place = step[17].place = residency::kAnyCpuPlace;
+    EXPECT_EQ(kept(machine), 2u);
+    Machine cuda = machine;
+    cuda.config.places[kDevice].cpu_access = false;
+    EXPECT_EQ(kept(cuda), 5u);
 }
 
 TEST(Choose, TakesTheBestAndNeverMoreOverALinkThanTheBestSinglePolicy)

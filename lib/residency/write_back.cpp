@@ -143,8 +143,9 @@ void WriteBack::clean_coldest(PlaceId place, uint32_t reserve, Commands &out)
     }
 }
 
-// The blocks that the plan lets leave next, whatever their recency. Several at a time: a search
-// after the end of each write-back would look at the same blocks again and again.
+// The blocks that the plan lets leave next, whatever their recency: those whose home is nvme, and
+// those under a claim, as of a gradient that waits for its verdict, to which nobody adds. Several
+// at a time: a search after the end of each write-back would look at the same blocks again.
 void WriteBack::clean_planned(PlaceId place, uint32_t reserve, Commands &out)
 {
     if (transfers_.write_backs() > places_.config().writebacks_max / 2) return;
@@ -152,9 +153,10 @@ void WriteBack::clean_planned(PlaceId place, uint32_t reserve, Commands &out)
     uint32_t visited = 0;
     for (const Rank &rank : order_.ranked(place)) {
         if (rank.worth > 0) return;
-        const BlockId first = packs_[rank.pack].first;
-        const bool rests = packs_[rank.pack].key.policy.home == places_.last();
-        if (gates_.is_pinned_by_gates(packs_[rank.pack], place)) continue;
+        const Pack &pack = packs_[rank.pack];
+        const BlockId first = pack.first;
+        const bool settled = pack.key.policy.home == places_.last() || pack.claimed > 0;
+        if (gates_.is_pinned_by_gates(pack, place)) continue;
         for (uint32_t index = order_.find_end(rank.pack, place); index > 0; --index) {
             if (ready >= reserve || transfers_.write_backs() >= places_.config().writebacks_max)
                 return;
@@ -162,7 +164,7 @@ void WriteBack::clean_planned(PlaceId place, uint32_t reserve, Commands &out)
             const BlockId block = first + index - 1;
             if (!victims_.is_movable(block, place, nullptr)) continue;
             ++ready;
-            if (rests && !packs_.is_duplicate(block, place)) clean_early(block, place, out);
+            if (settled && !packs_.is_duplicate(block, place)) clean_early(block, place, out);
         }
     }
 }

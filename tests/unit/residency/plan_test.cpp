@@ -142,6 +142,22 @@ TEST_F(PlanTest, WhatIsToLeaveIsWrittenBackEarlyAndWhatStaysIsNot)
     EXPECT_FALSE(resident(leaves, kNvme));
 }
 
+// A gradient, whose home is memory: it may be added to, until an update has it.
+TEST_F(PlanTest, WhatIsClaimedIsWrittenBackEarlyWhereverItsHomeIs)
+{
+    for (const bool claimed : {false, true}) {
+        open_planned(8);
+        TensorSpec low = spec("low", kBlock);
+        low.policy.home = kDevice;
+        plan_.of = {{0, -1}, {1, 1}};
+        const TensorId leaves = create(low);
+        fill(leaves);
+        if (claimed) core_->claim_tensor(core_->claim(), leaves);
+        create_filled(spec("high", 7 * kBlock));
+        EXPECT_EQ(resident(leaves, kNvme), claimed);
+    }
+}
+
 // Of a tensor its end leaves first; what is gone is not looked at again.
 TEST_F(PlanTest, ATensorOfMoreBlocksThanOneChoiceLooksAtLeavesToItsFirst)
 {

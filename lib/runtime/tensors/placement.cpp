@@ -73,7 +73,8 @@ Status Placement::to_policy(const stw_policy *from, uint32_t role,
     return {};
 }
 
-// Half of the room in which the CPU works; the rest is left for the program.
+// Half of the room in which the CPU works; the rest is left for the program. Plans count on that
+// half, see update_blocks() in schedule/plan/keeping.cpp.
 uint64_t Placement::update_window() const
 {
     uint64_t room = dispatch_.core.budget_blocks(machine_.tiers.host());

@@ -147,10 +147,10 @@ bool Replay::Impl::give_up_order()
     return false;
 }
 
-Instant Replay::Impl::next_wake() const
+// Of a transfer or of computing. kNever: only one lane can let the other go on.
+Instant Replay::Impl::next_end() const
 {
-    const Instant wish = prefetcher ? prefetcher->wake() : kNever;
-    Instant next = std::min(links.next_end(), wish > time ? wish : kNever);
+    Instant next = links.next_end();
     for (const LaneState &lane : lanes_) {
         if (lane.wait == Wait::kCompute) next = std::min(next, lane.until);
     }
@@ -183,22 +183,24 @@ Result<StepResult> Replay::Impl::step(const Step &step)
     STW_TRY(prefetch());
     STW_TRY(run_lanes());
     while (!through()) {
-        const Instant next = next_wake();
+        const Instant end = next_end();
         if (stop && stop->load(std::memory_order_relaxed)) {
             return Status::error(STW_ERROR_CANCELLED, "the replay was stopped");
         }
-        if (next == kNever && give_up_order()) {
+        // A prefetcher that looks again does not help them: it may do so for ever.
+        if (end == kNever && give_up_order()) {
             STW_TRY(run_lanes());
             continue;
         }
-        if (next == kNever) {
+        if (end == kNever) {
             return Status::error(
                 STW_ERROR_INVALID,
                 "the step cannot go on after %llu ns: nothing is in flight, and %s",
                 static_cast<unsigned long long>(time - result_.begin),
                 core.describe_waiting(8).c_str());
         }
-        time = std::max(time, next);
+        const Instant wish = prefetcher ? prefetcher->wake() : kNever;
+        time = std::max(time, wish > time ? std::min(end, wish) : end);
         news_ |= prefetcher && prefetcher->wake() <= time;
         if (links.next_end() <= time) STW_TRY(end_transfer());
         STW_TRY(prefetch());

@@ -64,7 +64,7 @@ private:
     void find_orders(const Step &step);
     [[nodiscard]] bool through() const;
     bool give_up_order();
-    [[nodiscard]] residency::Instant next_wake() const;
+    [[nodiscard]] residency::Instant next_end() const;
     StepResult finish(const Step &step);
 
     // A lane.

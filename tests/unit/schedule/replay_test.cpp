@@ -152,6 +152,40 @@ TEST_F(ReplayTest, ACallWaitsForTheOtherLaneWithAllOfItsTensors)
     EXPECT_EQ(result.step_ns, 7 * kBlockNs) << "1 is brought for the update, then 0 for the call";
 }
 
+// Looks again in every microsecond, whatever happens.
+class Restless : public Prefetcher {
+public:
+    std::optional<residency::FetchAsked> next(const Moment &moment,
+                                              const residency::Core &) override
+    {
+        wake_ = moment.now + 1000;
+        return std::nullopt;
+    }
+    [[nodiscard]] residency::Instant wake() const override { return wake_; }
+
+private:
+    residency::Instant wake_ = residency::kNever;
+};
+
+// The program has the only block while it waits for the update, which waits for room.
+TEST_F(ReplayTest, AnOrderThatCannotBeIsGivenUpWhateverThePrefetcherLooksFor)
+{
+    open(machine_of(1), {1, 1});
+    Step step;
+    use(step, 0);
+    use(step, 1, 0, Access::kWrite, Lane::kUpdate);
+    std::rotate(step.begin() + 1, step.begin() + 2, step.end());  // released after the update
+    Event after;
+    after.tensor = 1;
+    after.act = Act::kDiscard;
+    step.insert(step.end() - 1, after);
+    Restless restless;
+    replay_->set_prefetcher(&restless);
+    const StepResult result = run(step);
+    EXPECT_EQ(result.step_ns, kBlockNs);
+    replay_->set_prefetcher(nullptr);
+}
+
 TEST_F(ReplayTest, WhatIsAskedAheadIsReadBehindTheComputingAndAfterDemand)
 {
     open(machine_of(8), {1, 1, 3});

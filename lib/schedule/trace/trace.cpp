@@ -48,7 +48,7 @@ bool Trace::begin_step(uint32_t phase, Instant now)
     PhaseTrace &mine = make_phase(phase);
     if (open_ == 0 && ended_ != kNoPhase) phases_[ended_]->set_next(&mine);
     ++open_;
-    clocks_[phase] = {now, 0, 0};
+    clocks_[phase] = {now, {}};
     const bool known = mine.begin(now);
     for (const Event &event : between_) {
         if (has_room(mine)) mine.recording.push_back(event);
@@ -88,19 +88,18 @@ bool Trace::declare(uint32_t phase, Step step)
     return true;
 }
 
-// Distributes the time since the last event as compute time: a share to each hit since, and the
-// returned one to the present event.
+// Distributes the time since the program's last timed event as compute time: a share to each of its
+// hits since, and the returned one to the present event.
 uint64_t Trace::compute_until(uint32_t phase, Instant now)
 {
     Clock &clock = clocks_[phase];
     Step &events = phases_[phase]->recording;
-    const uint64_t gap = clock.carried_ns + (now > clock.last_ns ? now - clock.last_ns : 0);
-    const uint64_t share = gap / (clock.untimed + 1);
-    for (size_t i = events.size() - clock.untimed; i < events.size(); ++i) {
-        events[i].compute_ns = share;
-    }
-    const uint64_t rest = gap - share * clock.untimed;
-    clock = {std::max(now, clock.last_ns), 0, 0};
+    const uint64_t gap = now > clock.last_ns ? now - clock.last_ns : 0;
+    const uint64_t share = gap / (clock.untimed.size() + 1);
+    for (const size_t hit : clock.untimed) events[hit].compute_ns = share;
+    const uint64_t rest = gap - share * clock.untimed.size();
+    clock.last_ns = std::max(now, clock.last_ns);
+    clock.untimed.clear();
     return rest;
 }
 
@@ -120,8 +119,7 @@ void Trace::fetched(uint32_t phase, Lane lane, const residency::Request *request
 {
     PhaseTrace *mine = open_phase(phase);
     if (!mine || n == 0) return;
-    uint64_t compute = compute_until(phase, now);
-    if (lane != Lane::kProgram) clocks_[phase].carried_ns = std::exchange(compute, 0);
+    uint64_t compute = lane == Lane::kProgram ? compute_until(phase, now) : 0;
     for (size_t i = 0; i < n; ++i) {
         mine->follow(lane, requests[i].tensor, now);
         if (!has_room(*mine)) continue;
@@ -169,8 +167,8 @@ void Trace::hit(uint32_t phase, TensorId tensor, residency::PlaceId place, uint6
     }
     mine->follow(Lane::kProgram, tensor, clocks_[phase].last_ns);
     if (!has_room(*mine)) return;
+    clocks_[phase].untimed.push_back(mine->recording.size());
     mine->recording.push_back(event);
-    ++clocks_[phase].untimed;
 }
 
 void Trace::released(uint32_t phase, Lane lane, const residency::Request &view, Hint hint,
@@ -193,10 +191,8 @@ void Trace::record(uint32_t phase, Event event, Instant now)
 {
     PhaseTrace *mine = open_phase(phase);
     if (!mine) return;
-    uint64_t compute = compute_until(phase, now);
-    if (event.lane != Lane::kProgram) clocks_[phase].carried_ns = std::exchange(compute, 0);
+    if (event.lane == Lane::kProgram) event.compute_ns = compute_until(phase, now);
     if (!has_room(*mine)) return;
-    event.compute_ns = compute;
     mine->recording.push_back(event);
 }
 
@@ -208,8 +204,8 @@ void Trace::ended(uint32_t phase, TensorId tensor, residency::PlaceId place)
     event.act = Act::kRelease;
     event.place = place;
     event.tensor = tensor;
+    clocks_[phase].untimed.push_back(mine->recording.size());
     mine->recording.push_back(event);
-    ++clocks_[phase].untimed;
 }
 
 void Trace::discarded(uint32_t phase, Lane lane, TensorId tensor, Instant now)

@@ -79,10 +79,11 @@ public:
     [[nodiscard]] uint64_t metadata_bytes() const;
 
 private:
-    struct Clock {  // of a phase's open step
+    // Of the program in a phase's open step. Events of the update lane are not on it: they happen
+    // while the program computes and while it waits.
+    struct Clock {
         residency::Instant last_ns = 0;
-        size_t untimed = 0;       // hits at the end of the recording that share the time since
-        uint64_t carried_ns = 0;  // computed before last_ns and not yet given to an event
+        std::vector<size_t> untimed;  // recorded hits that share the time since
     };
 
     PhaseTrace &make_phase(uint32_t phase);

@@ -334,6 +334,28 @@ TEST_F(TraceTest, AWaitThatBeganLateLeavesTheComputingBeforeIt)
     EXPECT_EQ(recorded()[1].compute_ns, 700u);
 }
 
+TEST_F(TraceTest, AWaitIsNoComputingWhateverUpdatesDoMeanwhile)
+{
+    trace_.begin_step(0, now_);
+    fetch(1);
+    const Instant begin = now_;
+    trace_.hit(0, 2, 0, kBytes);
+    const residency::Request part{3, Access::kReadWrite, 0, 0, kBytes};
+    now_ = begin + 800;
+    trace_.fetched(0, Lane::kUpdate, &part, 1, now_);
+    now_ = begin + 1200;
+    trace_.released(0, Lane::kUpdate, part, Hint::kNone, now_);
+    trace_.discarded(0, Lane::kUpdate, 4, now_);
+    trace_.waited(0, begin + 300, begin + 1300);
+    now_ = begin + 1700;
+    fetch(5);
+    const Step &step = recorded();
+    ASSERT_EQ(step.size(), 6u);
+    EXPECT_EQ(step[1].compute_ns, 350u);
+    for (size_t i = 2; i < 5; ++i) EXPECT_EQ(step[i].compute_ns, 0u) << i;
+    EXPECT_EQ(step[5].compute_ns, 350u);
+}
+
 TEST_F(TraceTest, HitsThatWereHeardOfLateShareTheTimeUpToTheNextEvent)
 {
     trace_.begin_step(0, now_);

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <iterator>
+#include <limits>
 #include <string_view>
 #include <utility>
 
@@ -35,6 +36,17 @@ CLI::Option *add_size(CLI::App &app, const char *name, uint64_t &to, const char 
         if (!wrong.empty()) throw CLI::ValidationError(wrong);
     };
     return app.add_option_function<std::string>(name, read, help)->type_name("SIZE");
+}
+
+// CLI11's checks of numbers take nan, and spell their limits with all digits.
+CLI::Validator finite(const std::string &what, double least)
+{
+    const auto check = [what, least](const std::string &text) -> std::string {
+        double value = 0;
+        const bool is_number = CLI::detail::lexical_cast(text, value) && std::isfinite(value);
+        return is_number && value >= least ? "" : "'" + text + "' is no " + what;
+    };
+    return {check, "", ""};
 }
 
 void add_tier_options(CLI::App &app, Options &options)
@@ -109,10 +121,10 @@ void add_model_options(CLI::App &app, Options &options)
         ->check(CLI::Range(1, 256));
     app.add_option("--learning-rate", options.learning_rate, "the highest one")
         ->capture_default_str()
-        ->check(CLI::PositiveNumber);
+        ->check(finite("finite number above 0", std::numeric_limits<double>::min()));
     app.add_option("--clip", options.clip_norm, "largest norm of all gradients together")
         ->capture_default_str()
-        ->check(CLI::PositiveNumber);
+        ->check(finite("finite number above 0", std::numeric_limits<double>::min()));
     app.add_flag("--speculate", options.speculates,
                  "update in backward, and again where the clip is reached; the same losses");
 }
@@ -123,7 +135,7 @@ void add_output_options(CLI::App &app, Options &options)
     app.add_option("--prompt", options.prompt, "what the sample starts with");
     app.add_option("--compute-seconds", options.compute_seconds,
                    "a step in memory, for the bound in the closing table")
-        ->check(CLI::NonNegativeNumber);
+        ->check(finite("finite number of seconds, 0 or more", 0));
     app.add_option("--losses", options.losses_path, "file for the losses, one hex float a line");
     app.add_option("--json", options.json_path, "file for the steps and the table");
     app.add_option("--timeline", options.timeline_path, "file for the runtime's timeline");

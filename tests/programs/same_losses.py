@@ -70,8 +70,24 @@ def check_micro_batches(program, folder, whole):
     print(f"and in {MICRO_BATCHES} micro-batches; read per step: {read}")
 
 
+def check_refusals(program):
+    """Numbers that no step can be computed with, each in a sentence that a person can read."""
+    for option, text, why in [
+        ("--learning-rate", "inf", "'inf' is no finite number above 0"),
+        ("--learning-rate", "0", "'0' is no finite number above 0"),
+        ("--clip", "nan", "'nan' is no finite number above 0"),
+        ("--compute-seconds", "nan", "'nan' is no finite number of seconds, 0 or more"),
+        ("--compute-seconds", "-1", "'-1' is no finite number of seconds, 0 or more"),
+    ]:
+        done = subprocess.run([program, f"{option}={text}", "--in-memory"], check=False,
+                              capture_output=True, text=True)
+        if done.returncode == 0 or f"{option}: {why}" not in done.stderr:
+            sys.exit(f"{option}={text}: status {done.returncode}, {done.stderr}")
+
+
 def main():
     program = os.path.abspath(sys.argv[1])
+    check_refusals(program)
     with tempfile.TemporaryDirectory(dir=".") as name:
         folder = Path(name)
         memory, report = train(program, folder, "memory", ["--in-memory"])

@@ -207,7 +207,8 @@ bool FetchRunner::finish(FetchId id, Commands &out)
     const bool prefetch = (fetch.asked.flags & kFetchPrefetch) != 0;
     for (const Target &target : fetch.targets) {
         Replica &here = blocks_.replica(target.block, target.place);
-        if (target.writes) {
+        // A hint to write holds room, and leaves no bytes in it that another fetch could take.
+        if (target.writes && !prefetch) {
             occupancy_.keep_older(target.block, out);
             for (PlaceId other = 0; other < places_.count(); ++other) {
                 if (other != target.place) occupancy_.drop(target.block, other, out);

@@ -38,11 +38,15 @@ Lack Queries::lack(const Request &request) const
     lack.busy = tensor.writer || !tensor.claims.empty();
     const BlockRange range = packs_.blocks_of(tensor, request.byte_begin, request.byte_count);
     lack.room_bytes = (range.second - range.first) * places_.block_bytes();
-    const BlockId first = packs_[tensor.pack].first;
+    const Pack &pack = packs_[tensor.pack];
+    const bool empty = tensor.contents == Contents::kEmpty && !pack.shared && !tensor.spec.agreed;
+    const BlockId first = pack.first;
     for (BlockId block = first + range.first; block < first + range.second; ++block) {
         const Replica &here = blocks_.replica(block, lack.place);
         if ((here.valid && !here.doomed) || here.filling) continue;
         const PlaceId from = blocks_.choose_source(block, lack.place, 0);
+        if (from == kNoPlace && empty && here.slot == kNoSlot)
+            lack.vacant_bytes += places_.block_bytes();
         if (from == kNoPlace) continue;
         lack.bytes += places_.block_bytes();
         lack.from[from] += places_.block_bytes();

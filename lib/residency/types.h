@@ -113,7 +113,7 @@ enum FetchFlags : uint32_t {
     kFetchTry = 1,       // BUSY instead of any wait
     kFetchWaitRoom = 2,  // wait for other owners' views, instead of BUDGET at once
     kFetchPrefetch = 4,  // a hint: ends when the bytes are there, pins nothing, takes only the room
-                         // of what is needed later or not at all
+                         // of what is needed later or not at all; kWriteEmpty asks for room alone
     kFetchInternal = 8,  // the library's own: its views go by themselves, so others wait for them
     kFetchPlanned = 16,  // of a prefetch: a plan's, so that what it brought is counted apart
     kFetchBesideReaders = 32,  // views that read at the same place do not keep it from writing
@@ -297,6 +297,7 @@ struct Lack {
     uint64_t room_bytes = 0;                  // of the request's blocks, there or not
     uint64_t bytes = 0;                       // of those whose newest bytes are not there
     std::array<uint64_t, kPlacesMax> from{};  // of these, by the place they would come from
+    uint64_t vacant_bytes = 0;                // of blocks without contents that have no room there
 };
 
 // What plans have brought to a place, in whole blocks. Each is used, wasted, or still there.

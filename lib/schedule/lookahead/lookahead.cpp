@@ -57,6 +57,14 @@ bool reads_bytes(const residency::Request &request)
            request.access == residency::Access::kReadWrite;
 }
 
+// What a prefetch for the request brings: bytes for a read, and for a write to a tensor without
+// contents the room.
+uint64_t brought_by(const residency::Lack &lack, const residency::Request &request)
+{
+    if (reads_bytes(request)) return lack.readable ? lack.bytes : 0;
+    return lack.vacant_bytes;
+}
+
 }  // namespace
 
 Lookahead::Lookahead(PlaceId host, PlaceId nvme) : host_(host), nvme_(nvme)
@@ -120,6 +128,8 @@ uint64_t Lookahead::cost_of(const residency::Lack &lack) const
         if (lack.from[from] == 0) continue;
         cost += ns_of(lack.from[from], bytes_per_s_[from][lack.place]);
     }
+    // What has to leave for it is written, which takes about as long as a read.
+    if (lack.vacant_bytes > 0) cost += ns_of(lack.vacant_bytes, bytes_per_s_[nvme_][lack.place]);
     return cost;
 }
 
@@ -168,7 +178,7 @@ bool Lookahead::bring_near(const residency::Core &core, Item &item)
     item.flying = 0;
     item.asked_bytes = 0;
     const bool fits = lack.room_bytes <= core.budget_bytes(lack.place);
-    set_lacks(item, reads_bytes(item.use.request) && fits && lack.readable && lack.bytes > 0);
+    set_lacks(item, fits && brought_by(lack, item.use.request) > 0);
     item.cost_ns = item.lacks ? cost_of(lack) : 0;
     ++changes_;
     return true;
@@ -420,13 +430,13 @@ void Lookahead::cut(const residency::Core &core, residency::Request &request, re
 {
     const uint64_t block = core.block_bytes();
     if (!core.maps(lack.place)) return;
-    while (lack.bytes > bytes_max || cost_of(lack) > kPieceNs) {
+    while (brought_by(lack, request) > bytes_max || cost_of(lack) > kPieceNs) {
         const uint64_t end = request.byte_begin + request.byte_count;
         const uint64_t middle = (request.byte_begin + request.byte_count / 2) / block * block;
         if (middle <= request.byte_begin) return;
         request.byte_count = middle - request.byte_begin;
         residency::Lack first = core.lack(request);
-        if (first.bytes == 0) {
+        if (brought_by(first, request) == 0) {
             request.byte_begin = middle;
             request.byte_count = end - middle;
             first = core.lack(request);
@@ -470,22 +480,25 @@ std::optional<residency::FetchAsked> Lookahead::propose(const residency::Core &c
         if (full && !may_start(core, forecast, now, i)) return {};
         residency::Request request = item.use.request;
         request.place = item.place;
-        request.access = residency::Access::kRead;
+        if (reads_bytes(request)) request.access = residency::Access::kRead;
         request.byte_begin += item.asked_bytes;
         request.byte_count -= item.asked_bytes;
         residency::Lack lack = core.lack(request);
         // An update that has begun uses all of its tensors: these are skipped without a limit.
         if (lack.busy && !item.use.update && ++busy > kBusyMax) return {};
         if (lack.busy) continue;  // a hint would wait for the present user, possibly for long
-        set_lacks(item, lack.readable && lack.bytes > 0);
+        set_lacks(item, brought_by(lack, request) > 0);
         if (!item.lacks) continue;
-        const bool evicts = !full && free < lack.bytes;
+        const bool evicts = !full && free < brought_by(lack, request);
         if (evicts && !may_start(core, forecast, now, i)) return {};
         // After a refusal ask only for what has room: the rest may have to wait for views.
         const bool again = evicts && refusal.pause_ns > 0;
         if (full || evicts) cut(core, request, lack, again ? free : kNever);
         refusal.room_tried |= now < refusal.until;
-        proposed_ = {turn_, passed_ + i, item.cost_ns, lack.bytes, item.place};
+        const uint64_t bytes = brought_by(lack, request);
+        proposed_ = {turn_, passed_ + i, item.cost_ns, bytes, item.place};
+        // A tensor that was written meanwhile keeps what it has.
+        if (!reads_bytes(request)) request.access = residency::Access::kWriteEmpty;
         const residency::Request &all = item.use.request;
         item.asked_bytes = request.byte_begin + request.byte_count - all.byte_begin;
         set_lacks(item, item.asked_bytes < all.byte_count);

@@ -35,6 +35,10 @@ protected:
         take(out);
         return id;
     }
+    FetchId plan_room(TensorId tensor)
+    {
+        return ask({all_of(tensor, Access::kWriteEmpty)}, kFetchPrefetch);
+    }
     // On nvme alone.
     TensorId stored(const char *name)
     {
@@ -63,6 +67,60 @@ protected:
 
     Told told_;
 };
+
+TEST_F(AheadTest, RoomForAWriteIsHeldAndHasNoContents)
+{
+    open_told(4, 0, 16);
+    const TensorId fresh = create("fresh", 2 * kBlock);
+    EXPECT_EQ(core_->lack(all_of(fresh, Access::kWrite)).vacant_bytes, 2 * kBlock);
+    const FetchId hint = plan_room(fresh);
+    finish_all();
+    EXPECT_TRUE(granted(hint));
+    EXPECT_EQ(core_->free_bytes(kDevice), 2 * kBlock);
+    EXPECT_EQ(core_->lack(all_of(fresh, Access::kWrite)).vacant_bytes, 0u);
+    EXPECT_EQ(core_->contents(fresh), Contents::kEmpty);
+    EXPECT_FALSE(resident(fresh, kDevice));
+    EXPECT_EQ(refusal(ask(fresh, Access::kRead)), STW_ERROR_EMPTY);
+    const FetchId write = ask(fresh, Access::kWrite);
+    EXPECT_TRUE(granted(write)) << "its room is at its address already";
+    EXPECT_TRUE(transfers_.empty());
+    release(write);
+    EXPECT_EQ(core_->contents(fresh), Contents::kValid);
+    EXPECT_EQ(refusal(plan_room(fresh)), STW_ERROR_EXISTS);
+}
+
+TEST_F(AheadTest, RoomForAWriteIsTakenByWhatIsNeededSoonerAndNothingIsWritten)
+{
+    open_told(2, 0, 16);
+    const TensorId fresh = create("fresh", 2 * kBlock);
+    const TensorId other = create("other", 2 * kBlock);
+    told_.uses = {{fresh, 5}, {other, 1}};
+    (void)plan_room(fresh);
+    finish_all();
+    const FetchId write = ask(other, Access::kWrite);
+    for (const Transfer &transfer : transfers_) EXPECT_NE(transfer.kind, TransferKind::kMove);
+    finish_all();
+    ASSERT_TRUE(granted(write));
+    release(write);
+    EXPECT_EQ(core_->lack(all_of(fresh, Access::kWrite)).vacant_bytes, 2 * kBlock);
+    Commands out;
+    EXPECT_TRUE(core_->discard(fresh, out).ok());
+    take(out);
+}
+
+// Bytes of others that the room had must not be read as those of the tensor.
+TEST_F(AheadTest, WhatIsNotWrittenOfRoomThatWasHeldIsZeros)
+{
+    open_told(2, 0, 16);
+    const TensorId fresh = create("fresh", kBlock);
+    (void)plan_room(fresh);
+    finish_all();
+    Request half = all_of(fresh, Access::kWriteEmpty);
+    half.byte_count = kBlock / 2;
+    (void)ask({half});
+    ASSERT_EQ(transfers_.size(), 1u);
+    EXPECT_EQ(transfers_.front().kind, TransferKind::kZero);
+}
 
 TEST_F(AheadTest, AHintTakesNoRoomOfWhatIsNeededSooner)
 {

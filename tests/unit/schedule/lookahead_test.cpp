@@ -257,6 +257,23 @@ TEST_F(LookaheadTest, WritesTakeRoomAndNeedNoBytes)
     EXPECT_EQ(lookahead_.horizon(kDevice), 3u);
 }
 
+// It costs what has to be written for it, as late as is safe, and is there when it is asked for.
+TEST_F(LookaheadTest, RoomIsMadeBeforeAWriteToATensorWithoutContents)
+{
+    open_listed(2, 0, 16);
+    const TensorId fresh = create("fresh", kBlock);
+    fill(create("old", 2 * kBlock));
+    now_ = list_.at = kMs;
+    expect(fresh, 50 * kMs, Access::kWrite);
+    EXPECT_EQ(plan(), "");
+    EXPECT_EQ(lookahead_.wake(), kMs + 50 * kMs - 2 * kMs - kMs);
+    now_ = lookahead_.wake();
+    EXPECT_EQ(plan(), "fresh@0 ");
+    finish_hints();
+    EXPECT_EQ(plan(), "");
+    EXPECT_TRUE(granted(ask(fresh, Access::kWrite))) << "at once";
+}
+
 TEST_F(LookaheadTest, ATensorThatIsUsedAgainTakesItsRoomOnce)
 {
     open_listed(3, 0, 16);

@@ -133,6 +133,28 @@ TEST_F(PrefetchTest, WhatLeavesIsWrittenBackBefore)
     EXPECT_LE(planned.links[kOut].bytes, alone.links[kOut].bytes + kBlock);
 }
 
+// Half of the tensors are written anew in each step, into room that others have to leave.
+TEST_F(PrefetchTest, RoomForWhatIsWrittenAnewIsMadeBefore)
+{
+    Step step;
+    for (residency::TensorId i = 0; i < 16; ++i) {
+        use(step, i, 6 * kMs, i % 2 == 0 ? Access::kReadWrite : Access::kWrite);
+    }
+    for (residency::TensorId i = 1; i < 16; i += 2) {
+        Event event;
+        event.tensor = i;
+        event.act = Act::kDiscard;
+        step.push_back(event);
+    }
+    start(4, 16);
+    const StepResult alone = steady(step, nullptr);
+    start(4, 16);
+    AheadPrefetcher ahead(machine_, specs(), step);
+    const StepResult planned = steady(step, &ahead);
+    EXPECT_GT(alone.stall_ns, 8 * kMs);
+    EXPECT_EQ(planned.stall_ns, 0u);
+}
+
 TEST_F(PrefetchTest, AVerdictSaysWhatTheRuntimeWouldWait)
 {
     Step step;

@@ -18,6 +18,7 @@ std::string Model::justify(const Asked &fetch, const Status &status) const
     if (hint && code == STW_ERROR_CANCELLED) return "";  // its tensor went
     bool faulty = write_failed;
     bool unreadable = false;
+    bool exists = false;
     bool cause = false;
     bool twice = false;
     for (size_t i = 0; i < asked.requests.size(); ++i) {
@@ -25,6 +26,7 @@ std::string Model::justify(const Asked &fetch, const Status &status) const
         const ModelTensor &tensor = tensors[request.tensor];
         faulty |= tensor.pack < hurt.size() && hurt[tensor.pack];
         unreadable |= request.access != Access::kWrite && !tensor.readable();
+        exists |= request.access == Access::kWriteEmpty && tensor.contents != Contents::kEmpty;
         cause |= tensor.contents == Contents::kFailed && tensor.cause == code;
         for (size_t j = 0; j < i; ++j) {
             const Request &other = asked.requests[j];
@@ -38,6 +40,7 @@ std::string Model::justify(const Asked &fetch, const Status &status) const
     if (cause) return "";
     switch (code) {
     case STW_ERROR_EMPTY: return unreadable ? "" : "but the contents are there";
+    case STW_ERROR_EXISTS: return exists ? "" : "but the tensor is empty";
     case STW_ERROR_TIMEOUT: return asked.deadline <= journal_.now ? "" : "before the deadline";
     case STW_ERROR_BUSY: return (asked.flags & kFetchTry) != 0 || twice ? "" : "without cause";
     case STW_ERROR_IO:

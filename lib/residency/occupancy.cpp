@@ -131,6 +131,7 @@ void Occupancy::drop(BlockId id, PlaceId place, Commands &out)
         here.evicting = false;
         --coming_[place];
     }
+    recency_.wake(id, place);  // it may keep its slot for a while, and has no contents to rest for
     if (here.reads > 0 || here.filling) {
         here.doomed = true;
         return;

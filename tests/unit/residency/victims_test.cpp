@@ -178,6 +178,26 @@ TEST_F(CoreTest, APinnedTensorNeverLeavesItsHome)
     EXPECT_EQ(refusal(ask(create("d", 2 * kBlock), Access::kWrite)), STW_ERROR_BUDGET);
 }
 
+// It was passed over as the only copy, and is none any more while it moves to another slot.
+TEST_F(CoreTest, WhatIsDiscardedWhileItMovesIsNotPassedOver)
+{
+    open(4, 0, 16, false);
+    const TensorId first = create_filled("first", kBlock);
+    TensorSpec stays = spec("stays", kBlock);
+    stays.policy.allowed = 1u << kDevice;
+    const TensorId discarded = create_filled(stays);
+    release(ask(first, Access::kRead));
+    for (const char *name : {"a", "b", "c"}) create_filled(name, kBlock);
+    const FetchId run = ask(create("run", 3 * kBlock), Access::kWrite);
+    while (!transfers_.empty() && transfers_.front().kind != TransferKind::kRelocate) finish_next();
+    ASSERT_FALSE(transfers_.empty());
+    Commands out;
+    EXPECT_TRUE(core_->discard(discarded, out).ok());
+    take(out);
+    finish_all();
+    EXPECT_TRUE(granted(run));
+}
+
 // An early write-back is of the lowest class: on a busy disk its turn may never come.
 TEST_F(CoreTest, WhoWaitsForTheRoomOfAnEarlyWriteBackHastensIt)
 {

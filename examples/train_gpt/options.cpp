@@ -121,10 +121,10 @@ void add_model_options(CLI::App &app, Options &options)
         ->check(CLI::Range(1, 256));
     app.add_option("--learning-rate", options.learning_rate, "the highest one")
         ->capture_default_str()
-        ->check(finite("finite number above 0", std::numeric_limits<double>::min()));
+        ->check(finite("finite number above 0", std::numeric_limits<double>::denorm_min()));
     app.add_option("--clip", options.clip_norm, "largest norm of all gradients together")
         ->capture_default_str()
-        ->check(finite("finite number above 0", std::numeric_limits<double>::min()));
+        ->check(finite("finite number above 0", std::numeric_limits<double>::denorm_min()));
     app.add_flag("--speculate", options.speculates,
                  "update in backward, and again where the clip is reached; the same losses");
 }

@@ -79,8 +79,10 @@ def check_refusals(program):
         ("--compute-seconds", "nan", "'nan' is no finite number of seconds, 0 or more"),
         ("--compute-seconds", "-1", "'-1' is no finite number of seconds, 0 or more"),
     ]:
-        done = subprocess.run([program, f"{option}={text}", "--in-memory"], check=False,
-                              capture_output=True, text=True)
+        # The smallest number that there is comes before it, and is none of these.
+        fine = "--clip" if option == "--learning-rate" else "--learning-rate"
+        done = subprocess.run([program, f"{fine}=5e-324", f"{option}={text}", "--in-memory"],
+                              check=False, capture_output=True, text=True)
         if done.returncode == 0 or f"{option}: {why}" not in done.stderr:
             sys.exit(f"{option}={text}: status {done.returncode}, {done.stderr}")
 

@@ -7,7 +7,8 @@
 // are needed later. Far are the ones after them, whose bytes come from the disk as far as the host
 // tier. If room is free, a prefetch starts at once; if it has to evict, as late as the measured
 // bandwidths permit, and piece by piece: the room of a large tensor would be unused while its bytes
-// are in transfer. Pure; one thread at a time.
+// are in transfer. A write to a tensor without contents needs room alone, which is made in the same
+// way. Pure; one thread at a time.
 #pragma once
 
 #include "lib/residency/core.h"

@@ -128,9 +128,10 @@ uint64_t Lookahead::cost_of(const residency::Lack &lack) const
         if (lack.from[from] == 0) continue;
         cost += ns_of(lack.from[from], bytes_per_s_[from][lack.place]);
     }
-    // What has to leave for it is written, which takes about as long as a read.
-    if (lack.vacant_bytes > 0) cost += ns_of(lack.vacant_bytes, bytes_per_s_[nvme_][lack.place]);
-    return cost;
+    if (lack.vacant_bytes == 0) return cost;
+    // What has to leave for it goes to the next tier, which takes about as long as to come back.
+    const bool has_host = lack.place < host_ && budgets_[host_] > 0;
+    return cost + ns_of(lack.vacant_bytes, bytes_per_s_[has_host ? host_ : nvme_][lack.place]);
 }
 
 // To the place where the CPU works on it, and only bytes from the disk: those in memory need no

@@ -48,12 +48,17 @@ Result<Stall> compare_stall(const Workload &trace, uint32_t percent, double rati
     stall.overlaps = least.limit == Limit::kCompute;
     Result<std::vector<Verdict>> verdicts = choose(machine, trace.tensors, step, Asking::kAhead);
     if (!verdicts.ok()) return std::move(verdicts.status());
-    const Verdict &frugal = verdicts.value().front();
-    stall.frugal = frugal.candidate.name();
-    stall.frugal_ns = frugal.step_ns / frugal.steps;
+    // Over as many steps as ours: a choice looks at fewer.
+    const auto judge_long = [&](const Candidate &candidate) {
+        return judge(candidate, machine, trace.tensors, step, Asking::kAhead, nullptr, kStallSteps);
+    };
+    const Candidate &frugal = verdicts.value().front().candidate;
     const Candidate &best = fastest(verdicts.value()).candidate;
-    Result<Verdict> judged =
-        judge(best, machine, trace.tensors, step, Asking::kAhead, nullptr, kStallSteps);
+    Result<Verdict> judged_frugal = judge_long(frugal);
+    if (!judged_frugal.ok()) return std::move(judged_frugal.status());
+    stall.frugal = frugal.name();
+    stall.frugal_ns = judged_frugal.value().step_ns / judged_frugal.value().steps;
+    Result<Verdict> judged = judge_long(best);
     if (!judged.ok()) return std::move(judged.status());
     const Verdict &ours = judged.value();
     stall.ours = best.name();

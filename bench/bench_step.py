@@ -77,6 +77,7 @@ def step_result(mode, found, least, drive):
         f"the larger of computing and fio, {drive}; {MODES[mode][0]}",
         [bound / one["seconds"] for bound, one in zip(bounds, found)],
         reference_value=median(bounds),
+        call_us=median(one["call_us"] for one in found),
         bytes_per_step=median(one["moved"] for one in found),
         bytes_moved_over_least=median(one["moved"] for one in found) / least,
         drive_gb_per_s=median(one["moved"] / one["drive"] for one in found) / GB,

@@ -18,6 +18,7 @@
 #include <ctime>
 #include <iostream>
 #include <sstream>
+#include <utility>
 
 namespace {
 
@@ -52,6 +53,14 @@ private:
     double busy_until_ = 0;
     double computed_ = 0;
 };
+
+// Of the processor, as other threads may have it while a call goes on.
+double thread_s()
+{
+    timespec now{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
 
 class Trainer {
 public:
@@ -102,6 +111,8 @@ public:
         must(stw_step_end(phase_, nullptr), "stw_step_end");
     }
     [[nodiscard]] double computed() const { return device_.computed(); }
+    // A call of the optimizer, the median since the last time.
+    double call_s() { return bench::median(std::exchange(calls_s_, {})); }
 
 private:
     void prefetch(uint32_t position)
@@ -148,7 +159,9 @@ private:
         const bool reached = clips_ > 0 && steps_ % clips_ == 0;
         if (mode_ == "clipped" || mode_ == "speculated") options.clip_norm = reached ? 1e-7 : 1.0;
         if (mode_ == "speculated" && parameters) options.flags |= STW_UPDATE_SPECULATE;
+        const double begin = thread_s();
         must(stw_optimizer_step(optimizer_, &options, nullptr), "stw_optimizer_step");
+        calls_s_.push_back(thread_s() - begin);
     }
 
     stw_view fetched(stw_tensor *tensor, uint32_t access)
@@ -170,6 +183,7 @@ private:
     stw_phase *phase_ = nullptr;
     std::vector<stw_tensor *> parameters_;
     std::vector<stw_tensor *> gradients_;
+    std::vector<double> calls_s_;
     Device device_;
 };
 
@@ -200,8 +214,8 @@ void answer(stw_runtime *runtime, Trainer &trainer, uint64_t steps, double layer
     must(stw_runtime_drain(runtime, 0), "stw_runtime_drain");  // before fio has its turn
     const auto n = static_cast<double>(steps);
     std::printf("{\"what\": \"step\", \"seconds\": %.9f, \"compute_seconds\": %.9f, "
-                "\"read_bytes\": %.0f, \"written_bytes\": %.0f}\n",
-                seconds / n, (trainer.computed() - computed) / n,
+                "\"call_us\": %.1f, \"read_bytes\": %.0f, \"written_bytes\": %.0f}\n",
+                seconds / n, (trainer.computed() - computed) / n, trainer.call_s() * 1e6,
                 static_cast<double>(read_now - read) / n,
                 static_cast<double>(written_now - written) / n);
     std::fflush(stdout);

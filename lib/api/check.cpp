@@ -128,8 +128,9 @@ Status enter(const stw_runtime *runtime)
     if (runtime->life.load(std::memory_order_acquire) != Life::kOpen) {
         return Status::error(STW_ERROR_CLOSED, "the runtime was closed");
     }
-    char text[256];
-    if (assertion_failures(text, sizeof text) > 0) {
+    if (assertion_failures(nullptr, 0) > 0) {
+        char text[256];
+        assertion_failures(text, sizeof text);
         return Status::error(STW_ERROR_INTERNAL,
                              "an assertion of the library failed (%s); its state cannot be "
                              "trusted. Please report it",

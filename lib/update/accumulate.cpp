@@ -259,7 +259,7 @@ Status start(Pipeline::Parts &parts, const Accumulation &asked)
         parts.place_job(*job, place);
         parts.activate(*job, claim);
     }
-    parts.pump(1);
+    parts.ask_to_pump();
     return {};
 }
 

@@ -78,7 +78,7 @@ void ParameterJob::start_early()
         }
     }
     if (leaves) leave_decided();
-    pipeline.pump();
+    pipeline.ask_to_pump();
 }
 
 // Whether an update by the verdict would have had the same inputs.

@@ -129,7 +129,7 @@ Status Optimizer::Parts::begin_join(ParameterJob &job, TensorId master)
         pipeline.place_job(job, kAnyCpuPlace);
         pipeline.activate(job, claim);
     }
-    pipeline.pump(1);
+    pipeline.ask_to_pump();
     return {};
 }
 

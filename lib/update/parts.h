@@ -172,7 +172,8 @@ struct Pipeline::Parts {
 
     // pipeline.cpp: the window
     void end_activity() STW_EXCLUDES(mutex);
-    void pump(uint32_t most = UINT32_MAX) STW_EXCLUDES(mutex);
+    void pump() STW_EXCLUDES(mutex);
+    void ask_to_pump() STW_EXCLUDES(mutex);
     Chunk *next_chunk() STW_REQUIRES(mutex);
     bool window_has_room(const Job &job, uint64_t cost_bytes) const STW_REQUIRES(mutex);
     Job *next_job() STW_REQUIRES(mutex);

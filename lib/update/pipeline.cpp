@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The window: which chunk is requested next and how many may be in flight, and the calls on a
-// pipeline. The thread that made room requests chunks; no thread waits for a fetch.
+// pipeline. The update thread that made room requests chunks; no thread waits for a fetch.
 #include "lib/update/pipeline.h"
 
 #include "lib/support/assert.h"
@@ -142,12 +142,9 @@ Chunk *Pipeline::Parts::next_chunk()
     return &chunk;
 }
 
-// A call of the program requests one chunk and leaves the rest to an update thread, so that it does
-// not spend time on requests of other calls.
-void Pipeline::Parts::pump(uint32_t most)
+void Pipeline::Parts::pump()
 {
-    bool first = true;
-    for (uint32_t asked = 0;; ++asked, first = false) {
+    for (bool first = true;; first = false) {
         // A copy: the result may come, and the chunk be reused, before fetch() returns.
         Piece pieces[kPiecesMax];
         uint32_t n = 0;
@@ -157,15 +154,12 @@ void Pipeline::Parts::pump(uint32_t most)
         Chunk *chunk = nullptr;
         {
             MutexLock lock(mutex);
-            if (asked == most) {
-                if (closing || next_job() == nullptr) break;
-                pump_wanted = true;
-                work_ready.notify_one();
-                break;
-            }
             chunk = next_chunk();
             active += first && chunk != nullptr;
-            if (chunk == nullptr) break;
+            if (chunk == nullptr) {
+                if (first) return;
+                break;
+            }
             const Job &job = *chunk->job;
             n = chunk->piece_count;
             std::copy(chunk->pieces, chunk->pieces + n, pieces);
@@ -175,7 +169,18 @@ void Pipeline::Parts::pump(uint32_t most)
         }
         tiers.fetch(claim, pieces, n, place, urgency, &fetch_done, chunk);
     }
-    if (!first) end_activity();
+    end_activity();
+}
+
+// By an update thread: a call of the program requests nothing itself.
+void Pipeline::Parts::ask_to_pump()
+{
+    {
+        MutexLock lock(mutex);
+        if (closing || pump_wanted || next_job() == nullptr) return;
+        pump_wanted = true;
+    }
+    work_ready.notify_one();  // the caller keeps the pipeline open
 }
 
 void Pipeline::Parts::fetch_done(void *user, const Status &status, uint64_t ticket,

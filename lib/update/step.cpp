@@ -316,7 +316,7 @@ Status Optimizer::Parts::begin(const StepOptions &options)
     // Measured by those who wrote their gradients: nothing is left to wait for.
     for (ParameterJob *job : keeping) job->start_early();
     keeping.clear();
-    pipeline.pump(1);
+    pipeline.ask_to_pump();
     return {};
 }
 
@@ -590,7 +590,7 @@ void Optimizer::agreed(const Verdict &all)
         step->agreement = nullptr;
         parts_->left(*step);
     }
-    pipeline.pump();
+    pipeline.ask_to_pump();
 }
 
 bool Optimizer::pending() const

@@ -92,10 +92,28 @@ private:
     {
         return divided(bytes, layout_.block_bytes) * layout_.block_bytes;
     }
-    // Of gradients or states; a frozen tile has none.
-    [[nodiscard]] uint64_t slice_bytes(size_t tile, uint64_t a_parameter) const
+    // A frozen tile has parameters alone.
+    [[nodiscard]] bool has(size_t tile, TensorId Tile::*member) const
     {
-        return layout_.tiles[tile].frozen ? 0 : in_blocks(shard_parameters_[tile] * a_parameter);
+        return member == &Tile::parameter || !layout_.tiles[tile].frozen;
+    }
+    // Of a slice, if it is updated there.
+    [[nodiscard]] uint64_t slice_bytes(size_t tile, TensorId Tile::*member, PlaceId update_at) const
+    {
+        const uint64_t count = has(tile, member) ? shard_parameters_[tile] : 0;
+        if (member == &Tile::state) return model_.states_of(count, update_at == kDevicePlace);
+        return count * (member == &Tile::gradient ? model_.gradient_bytes : model_.parameter_bytes);
+    }
+    [[nodiscard]] uint64_t slice_room(size_t tile, TensorId Tile::*member, PlaceId update_at) const
+    {
+        return has(tile, member) ? in_blocks(slice_bytes(tile, member, update_at)) : 0;
+    }
+    // Parameter, gradient and states.
+    [[nodiscard]] uint64_t update_room(size_t tile, PlaceId update_at) const
+    {
+        return slice_room(tile, &Tile::parameter, update_at) +
+               slice_room(tile, &Tile::gradient, update_at) +
+               slice_room(tile, &Tile::state, update_at);
     }
     [[nodiscard]] uint64_t whole_budget(PlaceId place) const
     {
@@ -113,7 +131,7 @@ private:
     void measure_tiles();
     Status reserve_device();
     Status place_all();
-    Status place_tiles(const Role &role, uint64_t a_parameter, TensorId Tile::*member);
+    Status place_tiles(const Role &role, TensorId Tile::*member);
     Status place_checkpoints();
     void place_kept();
     void choose_late();
@@ -179,10 +197,6 @@ void Builder::measure_tiles()
                 tile.whole_bytes = share * model_.parameter_bytes;
                 tile.gradient_whole_bytes = part.frozen ? 0 : share * model_.gradient_bytes;
                 shard_parameters_.push_back(divided(share, layout_.gather_ranks));
-                // Gradient and states are read; parameter and states are written.
-                const uint64_t a_parameter =
-                    2 * model_.state_bytes + model_.gradient_bytes + model_.parameter_bytes;
-                tile.update_bytes = part.frozen ? 0 : shard_parameters_.back() * a_parameter;
                 layout_.tiles.push_back(tile);
                 names_.push_back(layer.name + "." + std::to_string(layout_.layers) + "." +
                                  part.name);
@@ -216,10 +230,9 @@ Status Builder::reserve_device()
         if (in_blocks(tile.whole_bytes) > whole) largest = i;
         whole = std::max(whole, in_blocks(tile.whole_bytes));
         gradient = std::max(gradient, in_blocks(tile.gradient_whole_bytes));
-        const uint64_t shards = in_blocks(shard_parameters_[i] * model_.parameter_bytes) +
-                                slice_bytes(i, model_.gradient_bytes);
-        shard = std::max(shard, shards);
-        if (!tile.frozen) update = std::max(update, shards + slice_bytes(i, model_.state_bytes));
+        shard = std::max(shard, slice_room(i, &Tile::parameter, kHostPlace) +
+                                    slice_room(i, &Tile::gradient, kHostPlace));
+        if (!tile.frozen) update = std::max(update, update_room(i, kHostPlace));
     }
     if (!gathers()) whole = gradient = 0;
     const uint64_t kept = *std::max_element(checkpoint_bytes_.begin(), checkpoint_bytes_.end());
@@ -351,27 +364,25 @@ bool Builder::updates_on_device() const
     if (placement.states != Home::kAuto) return placement.states == Home::kDevice;
     uint64_t bytes = fixed_bytes_ + ahead_;
     for (size_t i = 0; i < shard_parameters_.size(); ++i) {
-        bytes += slice_bytes(i, model_.state_bytes);
+        bytes += slice_room(i, &Tile::state, kDevicePlace);
         if (placement.parameters <= Home::kDevice)
-            bytes += in_blocks(shard_parameters_[i] * model_.parameter_bytes);
-        if (placement.gradients <= Home::kDevice) bytes += slice_bytes(i, model_.gradient_bytes);
+            bytes += slice_room(i, &Tile::parameter, kDevicePlace);
+        if (placement.gradients <= Home::kDevice)
+            bytes += slice_room(i, &Tile::gradient, kDevicePlace);
     }
     return bytes <= budget(kDevicePlace);
 }
 
-Status Builder::place_tiles(const Role &role, uint64_t a_parameter, TensorId Tile::*member)
+Status Builder::place_tiles(const Role &role, TensorId Tile::*member)
 {
     const auto on_device = [this](size_t i) { return layout_.tiles[i].update_at == kDevicePlace; };
-    const auto has = [&](size_t i) {
-        return member == &Tile::parameter || !layout_.tiles[i].frozen;
-    };
     uint64_t elsewhere = 0;
     for (size_t i = 0; i < layout_.tiles.size(); ++i)
-        if (!on_device(i) && has(i)) elsewhere += in_blocks(shard_parameters_[i] * a_parameter);
+        if (!on_device(i)) elsewhere += slice_room(i, member, kHostPlace);
     Spread spread(near_room(role, elsewhere), elsewhere);
     for (uint32_t i = 0; i < layout_.tiles.size(); ++i) {
-        if (!has(i)) continue;
-        const uint64_t bytes = shard_parameters_[i] * a_parameter;
+        if (!has(i, member)) continue;
+        const uint64_t bytes = slice_bytes(i, member, layout_.tiles[i].update_at);
         Role at = role;
         if (on_device(i)) {
             at.nearest = kDevicePlace;
@@ -500,8 +511,7 @@ void Builder::choose_updates(bool all_on_device)
     std::vector<uint64_t> bytes;
     uint64_t sum = 0;
     for (size_t i = 0; i < shard_parameters_.size(); ++i) {
-        bytes.push_back(in_blocks(shard_parameters_[i] * model_.parameter_bytes) +
-                        slice_bytes(i, model_.gradient_bytes) + slice_bytes(i, model_.state_bytes));
+        bytes.push_back(update_room(i, kDevicePlace));
         sum += bytes.back();
     }
     // As a runtime does, which keeps the other half for what passes through: parameters that do not
@@ -514,7 +524,13 @@ void Builder::choose_updates(bool all_on_device)
         const bool here =
             all_on_device || (some && (first ? room >= bytes[i] : spread.take(bytes[i])));
         if (here && first) room -= std::min(room, bytes[i]);
-        layout_.tiles[i].update_at = here ? kDevicePlace : kHostPlace;
+        Tile &tile = layout_.tiles[i];
+        tile.update_at = here ? kDevicePlace : kHostPlace;
+        // Gradient and states are read; parameter and states are written.
+        if (!tile.frozen)
+            tile.update_bytes = slice_bytes(i, &Tile::gradient, tile.update_at) +
+                                slice_bytes(i, &Tile::parameter, tile.update_at) +
+                                2 * slice_bytes(i, &Tile::state, tile.update_at);
     }
 }
 
@@ -536,16 +552,14 @@ Status Builder::place_all()
     const Placement &placement = model_.placement;
     if (!on_device) STW_TRY(place_checkpoints());
     choose_updates(on_device);
-    STW_TRY(place_tiles({"parameter", placement.parameters, kHostPlace, true},
-                        model_.parameter_bytes, &Tile::parameter));
+    STW_TRY(place_tiles({"parameter", placement.parameters, kHostPlace, true}, &Tile::parameter));
     // A gradient whose update follows at once needs room where it rests, but does not go there.
     const bool passes = model_.update == Update::kBackward && model_.micro_batches.count == 1 &&
                         budget(kNvmePlace) > 0;
     const Role gradient{"gradient", placement.gradients, passes ? kNvmePlace : kHostPlace, true};
-    if (!passes) STW_TRY(place_tiles(gradient, model_.gradient_bytes, &Tile::gradient));
-    STW_TRY(place_tiles({"state", placement.states, kHostPlace, false}, model_.state_bytes,
-                        &Tile::state));
-    if (passes) STW_TRY(place_tiles(gradient, model_.gradient_bytes, &Tile::gradient));
+    if (!passes) STW_TRY(place_tiles(gradient, &Tile::gradient));
+    STW_TRY(place_tiles({"state", placement.states, kHostPlace, false}, &Tile::state));
+    if (passes) STW_TRY(place_tiles(gradient, &Tile::gradient));
     if (on_device) STW_TRY(place_checkpoints());
     if (in_backward()) choose_late();
     if (model_.update == Update::kSpeculative) place_kept();
@@ -650,7 +664,7 @@ uint64_t layers_max(const Model &model, const Machine &machine, uint32_t ranks,
     const Model one = model.is_transformer ? with_layers(model, 1) : model;
     const double a_layer = static_cast<double>(one.parameters()) /
                            static_cast<double>(model.is_transformer ? 1 : model.layer_count()) *
-                           static_cast<double>(model.parameter_bytes + model.state_bytes);
+                           static_cast<double>(model.parameter_bytes + model.states_of(1, false));
     const double most = std::min<double>(kLayersMax, 2 + rooms * ranks / std::max(a_layer, 1.0));
     uint64_t fits = 0;
     auto too_many = static_cast<uint64_t>(most);

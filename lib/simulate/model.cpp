@@ -10,6 +10,8 @@ namespace {
 // Of a matrix, for each parameter and token: a multiplication and an addition.
 constexpr double kForwardFlops = 2;
 constexpr uint64_t kActivationBytes = 2;  // half precision
+// Of a master of 32 bits its parameter has the upper half, but for one bit.
+constexpr uint64_t kSharedBits = 15;
 
 struct Matrix {
     const char *name;
@@ -49,6 +51,12 @@ uint64_t Model::layer_count() const
     uint64_t sum = 0;
     for (const Layer &layer : layers) sum += layer.count;
     return sum;
+}
+
+uint64_t Model::states_of(uint64_t count, bool on_device) const
+{
+    const uint64_t bits = 8 * state_bytes - (splits_masters && !on_device ? kSharedBits : 0);
+    return (count * bits + 7) / 8;
 }
 
 uint64_t Model::activation_bytes() const

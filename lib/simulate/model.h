@@ -73,8 +73,9 @@ struct Model {
     std::vector<Layer> layers;
     uint64_t parameter_bytes = 2;  // of each parameter, as used in computations
     uint64_t gradient_bytes = 2;
-    uint64_t state_bytes = 12;   // of each parameter, for the optimizer
-    uint64_t working_bytes = 0;  // of activations between two checkpoints
+    uint64_t state_bytes = 12;    // of each parameter, for the optimizer, with whole fp32 masters
+    bool splits_masters = false;  // of bf16 parameters: the host has only what they lack
+    uint64_t working_bytes = 0;   // of activations between two checkpoints
     uint32_t model_parallel = 1;
     MicroBatches micro_batches;
     bool recomputes = true;  // repeats the forward pass between two checkpoints
@@ -86,6 +87,8 @@ struct Model {
 
     [[nodiscard]] uint64_t parameters() const;
     [[nodiscard]] uint64_t layer_count() const;
+    // Of so many parameters that are updated there.
+    [[nodiscard]] uint64_t states_of(uint64_t count, bool on_device) const;
     // Of the device: between two checkpoints, and of all layers if they are neither recomputed nor
     // stored elsewhere.
     [[nodiscard]] uint64_t activation_bytes() const;

@@ -219,6 +219,23 @@ TEST(SimulateFiles, ModelsAreHeldToTheSameRules)
               "m.json:3: format is 2; it can be 1.");
 }
 
+TEST(SimulateFiles, MastersAreSplitWhereARuntimeSplitsThem)
+{
+    const auto splits = [](const std::string &before, const std::string &optimizer) {
+        const std::string text = with(text_of("models/gpt-13b.json"), "\"model_parallel\": 1,",
+                                      before + "\"model_parallel\": 1,");
+        const std::string changed = with(text, "{\"name\": \"adamw\"}", optimizer);
+        return parse_model(parse_located(changed, "m.json"), "m.json").splits_masters;
+    };
+    EXPECT_TRUE(splits("", "{\"name\": \"adamw\"}"));
+    EXPECT_FALSE(splits("", "{\"name\": \"adamw\", \"masters\": \"whole\"}"));
+    EXPECT_FALSE(splits("", "{\"state_bytes\": 12}"));
+    EXPECT_FALSE(splits("\"parameter_bytes\": 4, ", "{\"name\": \"adamw\"}"));
+    EXPECT_EQ(model_refusal("\"state_bytes\": 16", "\"state_bytes\": 16, \"masters\": \"split\""),
+              "m.json:10: optimizer.masters is 'split', which needs parameters of 2 bytes and an "
+              "optimizer with a name.");
+}
+
 TEST(SimulateFiles, AnUpdateThatCannotBeIsRefused)
 {
     const auto update = [](const std::string &keys) {

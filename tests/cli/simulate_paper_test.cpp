@@ -122,7 +122,7 @@ TEST(Example, UpdatesInTheBackwardPassOverlapWithItClippedOrNot)
         EXPECT_LT(made.value().events, 200'000u);
         return made.value().bound.seconds / made.value().step_s;
     };
-    EXPECT_LT(of_bound(simulate::Update::kPending, 0), 0.70);
+    EXPECT_LT(of_bound(simulate::Update::kPending, 0), 0.75);
     EXPECT_GE(of_bound(simulate::Update::kBackward, 0), 0.97);
     EXPECT_GE(of_bound(simulate::Update::kSpeculative, 0.0012), 0.96);
     EXPECT_GE(of_bound(simulate::Update::kSpeculative, 0.07), 0.93);

@@ -131,7 +131,17 @@ void read_optimizer(Keys keys, Model *model)
     const uint64_t bytes[] = {12, 8, 8, 4};
     if (keys.has("name"))
         model->state_bytes = bytes[keys.choice("name", {"adamw", "momentum", "adagrad", "sgd"})];
-    model->state_bytes = keys.whole_or("state_bytes", 1, kStateBytesMax, model->state_bytes);
+    if (keys.has("state_bytes")) {
+        model->state_bytes = keys.whole("state_bytes", 1, kStateBytesMax);
+        model->splits_masters = false;
+    }
+    if (keys.has("masters")) {
+        const bool splits = keys.choice("masters", {"whole", "split"}) == 1;
+        if (splits && !model->splits_masters)
+            keys.refuse("masters", "is 'split', which needs parameters of 2 bytes and an "
+                                   "optimizer with a name");
+        model->splits_masters = splits;
+    }
     read_update(keys, model);
     keys.source();
     keys.done();
@@ -174,6 +184,7 @@ Model parse_model(const Located &root, const std::string &file)
     model.model_parallel =
         static_cast<uint32_t>(keys.whole_or("model_parallel", 1, kParallelMax, 1));
     model.recomputes = keys.boolean_or("recompute", true);
+    model.splits_masters = model.parameter_bytes == 2;
     if (keys.has("optimizer")) read_optimizer(keys.object("optimizer"), &model);
     if (keys.has("placement"))
         read_placement(keys.object("placement"), model.recomputes, &model.placement);

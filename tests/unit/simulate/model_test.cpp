@@ -87,6 +87,16 @@ TEST(SimulatedModel, RecomputingAddsAForwardPass)
 }
 
 // Factors of rank r beside matrices of h x h, 3h, 4h and 4h x h: r (4 + 2 + 5 + 5) h.
+TEST(SimulatedModel, OfASplitMasterTheHostHasWhatItsParameterLacks)
+{
+    Model model;
+    EXPECT_EQ(model.states_of(1000, false), 12'000u);
+    model.splits_masters = true;
+    EXPECT_EQ(model.states_of(1000, false), 10'125u) << "two halves of moments, 17 bits of masters";
+    EXPECT_EQ(model.states_of(1, false), 11u) << "in whole bytes";
+    EXPECT_EQ(model.states_of(1000, true), 12'000u) << "a device updates whole masters";
+}
+
 TEST(SimulatedModel, LoraFreezesTheMatricesAndAddsTwoFactorsToEach)
 {
     Transformer transformer{10, 1024, 16, 512, 4, 1};

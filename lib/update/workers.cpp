@@ -94,6 +94,7 @@ void Pipeline::Parts::worker_main()
     for (;;) {
         Chunk *chunk = nullptr;
         Job *closed = nullptr;
+        bool asked = false;
         {
             MutexLock lock(mutex);
             while (arrived.empty() && (closed = take_closed()) == nullptr && idle()) {
@@ -101,9 +102,10 @@ void Pipeline::Parts::worker_main()
             }
             chunk = closed == nullptr ? take_work() : nullptr;
             if (chunk == nullptr && closed == nullptr && !pump_wanted) return;
-            pump_wanted = false;
+            asked = std::exchange(pump_wanted, false);
             ++active;
         }
+        if (asked) pump();  // the work may take long
         if (closed != nullptr) {
             closed->end();
         } else if (chunk != nullptr && chunk->begun) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <thread>
 
 namespace stepwell::update::test {
@@ -252,6 +253,40 @@ TEST(Pipeline, ACallAsksForNothingAndLeavesThatToAnUpdateThread)
     gate.open = true;
     ASSERT_TRUE(world.optimizer->wait(UINT64_MAX).ok());
     ASSERT_TRUE(busy->wait(UINT64_MAX).ok());
+}
+
+// Whichever the thread finds first: a chunk's work may take long, and the drive would rest.
+TEST(Pipeline, WhatACallLeavesIsAskedForBeforeTheWorkOnAChunk)
+{
+    for (int round = 0; round < 100; ++round) {
+        Gate gate;
+        stw_custom_update waits{};
+        waits.update = wait_at_gate;
+        waits.user = &gate;
+        Conditions conditions;
+        conditions.threads = 1;
+        World world(conditions);
+        auto busy = Optimizer::create(*world.pipeline, STW_OPTIMIZER_CUSTOM, &waits).take();
+        World::give_hyper(*busy);
+        Entry one = world.make({100, STW_F32, STW_F32, 0});
+        one.state_count = 0;
+        ASSERT_TRUE(busy->add(&one, 1).ok());
+        add_some(world, 1, 100);
+        world.tiers.pause();
+        ASSERT_TRUE(busy->step({}, nullptr).ok());
+        world.tiers.wait_asked(1);
+        const uint32_t before = world.tiers.fetches();
+        ASSERT_TRUE(world.optimizer->step({}, nullptr).ok());
+        world.tiers.resume();
+        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+        while (world.tiers.fetches() == before && std::chrono::steady_clock::now() < end)
+            std::this_thread::yield();
+        EXPECT_GT(world.tiers.fetches(), before) << "round " << round;
+        gate.open = true;
+        ASSERT_TRUE(world.optimizer->wait(UINT64_MAX).ok());
+        ASSERT_TRUE(busy->wait(UINT64_MAX).ok());
+        if (HasFailure()) return;
+    }
 }
 
 TEST(Pipeline, PreferredTensorComesNext)

@@ -244,7 +244,7 @@ Status start(Pipeline::Parts &parts, const Accumulation &asked)
                                      kAccumulationsMax);
             }
             ++parts.accumulations;
-            parts.enqueue(*made);
+            parts.enqueue(*made, parts.number_call());
         }
         AccumulateJob *job = made.release();  // its own from here on, see end()
         const TensorId tensors[] = {asked.gradient, asked.scratch};

@@ -214,6 +214,7 @@ struct ParameterJob final : Job {
 // most; one with a verdict is alone. What early ones have begun goes over to the next one that is
 // not early, as it is then: that is its verdict.
 struct Step {
+    uint64_t call = 0;  // its number
     uint32_t flags = 0;
     bool asked = false;       // there was one
     bool active = false;      // until its last tensor is unclaimed

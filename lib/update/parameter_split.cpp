@@ -120,7 +120,7 @@ Status Optimizer::Parts::begin_join(ParameterJob &job, TensorId master)
             ++active_steps;
             job.step = &step;
             job.begin_join(master);
-            pipeline.enqueue(job);
+            pipeline.enqueue(job, pipeline.number_call());
             job.urgent = true;
             for (uint32_t i = 0; i < job.turn_count; ++i) claimed[i] = job.turns[i].tensor;
         }

@@ -129,8 +129,9 @@ struct Job {
     uint32_t run_pieces = 0;       // a chunk may go on into further blocks up to so many; by place
     ClaimId claim = 0;
     bool claimed = false;
-    uint32_t blocked = 0;  // turns that others have before it
-    uint64_t sequence = 0;
+    uint32_t blocked = 0;                 // turns that others have before it
+    uint64_t call = 0;                    // that it came with
+    uint64_t sequence = 0;                // in it
     uint64_t preference = kNotPreferred;  // of the job: the order in which they were asked for
     uint64_t rank = kNotPreferred;        // of its present phase
     uint32_t parked_at = kNone;
@@ -183,7 +184,9 @@ struct Pipeline::Parts {
 
     // turns.cpp: turns of jobs on a tensor, and their order
     void reserve_tensor(TensorId tensor) STW_REQUIRES(mutex);
-    void enqueue(Job &job) STW_REQUIRES(mutex);
+    void enqueue(Job &job, uint64_t call) STW_REQUIRES(mutex);
+    // The next one's; 0: calls have no order, and their jobs that of their numbers.
+    uint64_t number_call() STW_REQUIRES(mutex) { return options.latest_first ? next_call++ : 0; }
     void activate(Job &job, ClaimId claim) STW_REQUIRES(mutex);
     void make_ready(Job &job) STW_REQUIRES(mutex);
     void unready(Job &job) STW_REQUIRES(mutex);
@@ -248,6 +251,7 @@ struct Pipeline::Parts {
     std::vector<Queue> queues STW_GUARDED_BY(mutex);      // by tensor
     std::vector<Job *> parked STW_GUARDED_BY(mutex);      // room for all there are
     uint32_t jobs_max STW_GUARDED_BY(mutex) = 0;          // that may be parked
+    uint64_t next_call STW_GUARDED_BY(mutex) = 1;
     uint64_t next_sequence STW_GUARDED_BY(mutex) = 1;
     uint64_t next_preference STW_GUARDED_BY(mutex) = 0;
     uint64_t interrupted_ns STW_GUARDED_BY(mutex) = 0;  // waits that began up to then end
@@ -265,6 +269,8 @@ struct Pipeline::Parts {
 inline bool ReadyOrder::operator()(const Job *a, const Job *b) const
 {
     if (a->rank != b->rank) return a->rank < b->rank;
+    if (a->open != b->open) return a->open;
+    if (a->call != b->call) return a->call > b->call;
     return a->sequence < b->sequence;
 }
 

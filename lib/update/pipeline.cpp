@@ -150,7 +150,7 @@ void Pipeline::Parts::pump()
         uint32_t n = 0;
         ClaimId claim = 0;
         PlaceId place = kAnyCpuPlace;
-        residency::Class urgency = residency::Class::kPlanned;
+        residency::Class urgency = residency::Class::kHint;
         Chunk *chunk = nullptr;
         {
             MutexLock lock(mutex);

@@ -35,6 +35,9 @@ struct PipelineOptions {
     uint32_t thread_count = 1;
     uint64_t window_bytes = 0;                  // of what the CPU works on
     std::vector<WindowOptions> device_windows;  // of each device that computes
+    // Else the first. For a runtime of one rank: where a collective has tensors, what comes after
+    // it would fill the window, and what it waits for would not be requested.
+    bool latest_first = false;
 
     // The first cause for which a tensor missed its update or its sum. On an update thread, no lock
     // held, before the tensor is unclaimed. Must not wait for the pipeline. Null: none.

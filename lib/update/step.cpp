@@ -199,6 +199,7 @@ Step &Optimizer::Parts::prepare(const StepOptions &options)
     const bool early = is_early(options);
     Step &step = early ? early_step() : new_step();
     step.early = early;
+    step.call = pipeline.number_call();
     step.asked = true;
     asks_early |= early;
     step.flags = options.flags;
@@ -252,7 +253,7 @@ void Optimizer::Parts::enter(ParameterJob &job, Step &step)
         part->states_used = states_needed(part->hyper);
         part->early_states = 0;
     }
-    pipeline.enqueue(job);
+    pipeline.enqueue(job, step.call);
     job.claims_older = step.early && job.has_older;
 }
 

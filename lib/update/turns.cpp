@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Turns: jobs that need the same tensor work on it in the order of their claims, and a job begins
 // when it is first for all of its tensors. A chunk in flight so never waits for a chunk that was
-// not asked for yet. Among those that may begin: what somebody waits for, then the order of calls.
+// not asked for yet. Among those that may begin: what somebody waits for; then what has begun; then
+// the latest call, as the backward pass ends with what the next forward pass begins with (over
+// ranks, the first one).
 #include "lib/update/parts.h"
 
 #include "lib/support/assert.h"
@@ -20,11 +22,12 @@ void Pipeline::Parts::reserve_tensor(TensorId tensor)
     if (tensor >= queues.size()) queues.resize(static_cast<size_t>(tensor) + 1);
 }
 
-void Pipeline::Parts::enqueue(Job &job)
+void Pipeline::Parts::enqueue(Job &job, uint64_t call)
 {
     job.claim = 0;
     job.claimed = false;
     job.blocked = 0;
+    job.call = call;
     job.sequence = next_sequence++;
     job.preference = kNotPreferred;
     job.rank = kNotPreferred;

@@ -85,6 +85,7 @@ Status OptimizerTable::open_update(uint32_t asked)
     update::PipelineOptions options;
     options.tiers = &pieces_;
     options.thread_count = std::min(threads.count, update::kThreadsMax);
+    options.latest_first = !machine_.ranks;
     {
         MutexLock lock(dispatch_.mutex());
         options.window_bytes = placement_.update_window();

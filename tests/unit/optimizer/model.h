@@ -75,6 +75,7 @@ public:
         options.device_windows = {{kDevice, setup.device_window_blocks * kBlockBytes}};
         options.thread_count = setup.threads;
         options.window_bytes = setup.window_blocks * kBlockBytes;
+        options.latest_first = true;
         options.failed = [](void *user, TensorId tensor, const Status &cause) {
             World &world = *static_cast<World *>(user);
             MutexLock lock(world.failures_mutex);

@@ -216,6 +216,39 @@ TEST(Pipeline, UpdatesComeInTheOrderOfEntries)
     EXPECT_EQ(first_events(world, Event::kFetch), expected);
 }
 
+// The next forward pass begins with what the backward pass ended with.
+TEST(Pipeline, TheLatestCallIsUpdatedFirst)
+{
+    Conditions conditions;
+    conditions.threads = 1;
+    conditions.window_blocks = 4;  // one chunk
+    World world(conditions);
+    const std::vector<Entry> entries = add_some(world, 5, 9000);
+    world.tiers.pause();
+    ASSERT_TRUE(world.optimizer->step(only(entries[0]), nullptr).ok());
+    world.tiers.wait_asked(1);  // it has begun, and ends first
+    const TensorId two[] = {entries[1].parameter, entries[2].parameter};
+    StepOptions both;
+    both.parameters = two;
+    both.parameter_count = 2;
+    ASSERT_TRUE(world.optimizer->step(both, nullptr).ok());
+    ASSERT_TRUE(world.optimizer->step(only(entries[3]), nullptr).ok());
+    ASSERT_TRUE(world.optimizer->step(only(entries[4]), nullptr).ok());
+    world.tiers.resume();
+    ASSERT_TRUE(world.optimizer->wait(UINT64_MAX).ok());
+    std::vector<TensorId> fetched;
+    for (const Event &event : world.tiers.events()) {
+        if (event.kind != Event::kFetch) continue;
+        EXPECT_EQ(event.urgency, residency::Class::kHint) << "prefetches are needed sooner";
+        const bool again = !fetched.empty() && fetched.back() == event.tensor;
+        if (!again) fetched.push_back(event.tensor);
+    }
+    const std::vector<TensorId> expected = {entries[0].parameter, entries[4].parameter,
+                                            entries[3].parameter, entries[1].parameter,
+                                            entries[2].parameter};
+    EXPECT_EQ(fetched, expected);
+}
+
 struct Gate {
     std::atomic<bool> entered{false};
     std::atomic<bool> open{false};
@@ -359,11 +392,11 @@ void prefer_behind_a_sum(double clip_norm)
     world.tiers.set_bytes(sum.scratch, world.random_elements(9000, STW_F32).data());
     world.tiers.pause();
     ASSERT_TRUE(world.optimizer->step({}, nullptr).ok());
+    world.tiers.wait_asked(1);
     ASSERT_TRUE(world.pipeline->accumulate(sum).ok());
     StepOptions options;
     options.clip_norm = clip_norm;
     ASSERT_TRUE(other->step(options, nullptr).ok());
-    world.tiers.wait_asked(1);
     world.pipeline->prefer(last.parameter);
     world.tiers.resume();
     ASSERT_TRUE(world.pipeline->drain(UINT64_MAX).ok());

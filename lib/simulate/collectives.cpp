@@ -74,14 +74,16 @@ void World::begin_sum(Rank &rank, const Op &op)
 }
 
 // From here on gathers wait for their tile's update, and earlier gathered tensors are invalid.
-void World::call_update(Rank &rank, const Op &op)
+void World::call_update(Rank &rank, OpId id)
 {
+    const Op &op = program_.ops[id];
     const Tile &tile = layout_.tiles[op.tile];
     const residency::ClaimId claim = rank.core.claim();
     rank.tiles[op.tile].updating[op.again] = claim;
     for (const TensorId tensor : {tile.parameter, tile.gradient, tile.state})
         rank.core.claim_tensor(claim, tensor);
     if (op.again) rank.core.claim_tensor(claim, tile.kept);
+    rank.updates.called.insert({program_.ops[id + 1].step, op.tile, id + 1});
     if (tile.whole != residency::kNone) rank.gathers.update(rank.tiles[op.tile].whole, rank.out);
 }
 

@@ -18,8 +18,9 @@ constexpr uint64_t kBlockBytes = 2 << 20;
 constexpr uint64_t kBlockBytesMin = 64 << 10;
 constexpr uint64_t kPageBytes = 4096;
 constexpr const char *kPlaceNames[] = {"device", "host", "nvme"};
+constexpr uint64_t kFinerMost = 4;      // blocks, so that little of their room stays empty ...
+constexpr double kRoundingMost = 1.04;  // ... of what a tile's tensors take
 constexpr uint64_t kUpdateTiles = 6;    // of updates in the backward pass, in host memory at once
-constexpr double kLateMost = 1.2;       // times the forward pass' share of a step
 constexpr double kPendingShare = 0.85;  // of the forward pass, for updates that were not speculated
 constexpr uint64_t kTilesAhead = 8;     // gathered before they are needed, at most
 constexpr uint64_t kMostBytes = uint64_t{1} << 60;
@@ -134,7 +135,6 @@ private:
     Status place_tiles(const Role &role, TensorId Tile::*member);
     Status place_checkpoints();
     void place_kept();
-    void choose_late();
     [[nodiscard]] uint64_t near_room(const Role &role, uint64_t bytes) const;
     [[nodiscard]] bool updates_on_device() const;
     void choose_updates(bool all_on_device);
@@ -176,11 +176,22 @@ void Builder::choose_block(uint64_t blocks_max)
     uint64_t slice = 1;
     for (const Layer &layer : model_.layers)
         for (const Part &part : layer.parts) slice = std::max(slice, part.parameters);
-    slice = divided(slice, layout_.ranks) * model_.parameter_bytes;
+    slice = divided(slice, layout_.ranks);
     const uint64_t wanted = std::max(kBlockBytes, bytes / blocks_max);
-    const uint64_t pieces = std::max<uint64_t>(slice / wanted, 1);
-    const uint64_t pages = divided(divided(slice, pieces), kPageBytes);
-    layout_.block_bytes = std::max(pages * kPageBytes, kBlockBytesMin);
+    const uint64_t pieces = std::max<uint64_t>(slice * model_.parameter_bytes / wanted, 1);
+    const uint64_t of_update[] = {slice * model_.parameter_bytes, slice * model_.gradient_bytes,
+                                  model_.states_of(slice, false)};
+    for (uint64_t finer = 1; finer <= kFinerMost; ++finer) {
+        const uint64_t pages = divided(divided(of_update[0], finer * pieces), kPageBytes);
+        layout_.block_bytes = std::max(pages * kPageBytes, kBlockBytesMin);
+        uint64_t exact = 0;
+        uint64_t rounded = 0;
+        for (const uint64_t tensor : of_update) {
+            exact += tensor;
+            rounded += in_blocks(tensor);
+        }
+        if (static_cast<double>(rounded) <= kRoundingMost * static_cast<double>(exact)) break;
+    }
 }
 
 void Builder::measure_tiles()
@@ -422,39 +433,6 @@ uint64_t Builder::near_room(const Role &role, uint64_t bytes) const
     return near < static_cast<double>(room) ? static_cast<uint64_t>(near) : room;
 }
 
-// If updates take longer than the backward pass, a part of them is left to the next forward pass:
-// not those of one end of the model, as it would wait for all of them.
-void Builder::choose_late()
-{
-    double forward_s = 0;
-    double update_s = 0;
-    double far_bytes = 0;
-    uint64_t bytes = 0;
-    for (const Tile &tile : layout_.tiles) {
-        forward_s += tile.forward_flops / machine_.achieved_flops_per_s;
-        if (tile.update_at != kHostPlace || tile.frozen) continue;
-        update_s += static_cast<double>(tile.update_bytes) * machine_.gpus_per_node /
-                    machine_.host_bytes_per_s;
-        bytes += layout_.specs[tile.state].bytes;
-        for (const TensorId tensor : {tile.state, tile.parameter})
-            if (layout_.specs[tensor].policy.home == kNvmePlace)
-                far_bytes += static_cast<double>(layout_.specs[tensor].bytes);
-    }
-    // Only the last micro-batch's gradients are complete, unless a layer has all of them at once.
-    if (layout_.kept_sets == 1) forward_s /= model_.micro_batches.count;
-    const double backward_s = forward_s * (model_.recomputes ? 3 : 2);
-    double takes_s = update_s;
-    for (const Route route : {Route::kNvmeToHost, Route::kHostToNvme})
-        if (far_bytes > 0) takes_s = std::max(takes_s, far_bytes / machine_.bytes_per_s(route));
-    if (takes_s <= backward_s) return;
-    const double late =
-        std::min(1 - backward_s / takes_s, kLateMost * forward_s / (forward_s + backward_s));
-    Spread spread(static_cast<uint64_t>(late * static_cast<double>(bytes)), bytes);
-    for (Tile &tile : layout_.tiles)
-        if (tile.update_at == kHostPlace && !tile.frozen)
-            tile.is_late = spread.take(layout_.specs[tile.state].bytes);
-}
-
 // Second versions of states, where the state rests, as far as there is room.
 void Builder::place_kept()
 {
@@ -469,7 +447,7 @@ void Builder::place_kept()
             if (tile.frozen) continue;
             const TensorSpec &state = layout_.specs[tile.state];
             if (state.policy.home != place || tile.update_at == kDevicePlace) continue;
-            if (tile.is_late || !spread.take(in_blocks(state.bytes))) continue;
+            if (!spread.take(in_blocks(state.bytes))) continue;
             const Role role{"kept state", Home::kAuto, place, false};
             Result<TensorId> made = add(role, name_of(role.name, i), state.bytes, false);
             if (!made.ok()) continue;
@@ -561,7 +539,6 @@ Status Builder::place_all()
     STW_TRY(place_tiles({"state", placement.states, kHostPlace, false}, &Tile::state));
     if (passes) STW_TRY(place_tiles(gradient, &Tile::gradient));
     if (on_device) STW_TRY(place_checkpoints());
-    if (in_backward()) choose_late();
     if (model_.update == Update::kSpeculative) place_kept();
     const uint64_t used = layout_.promised_bytes[kDevicePlace] + fixed_bytes_;
     const uint64_t left = std::min(ahead_, budget(kDevicePlace) - used);

@@ -39,8 +39,6 @@ struct Tile {
     // Before the sum. Adjacent tiles use different ones; there are only two in all.
     TensorId gradient_whole = residency::kNone;
     PlaceId update_at = kHostPlace;
-    // Updated beside the next forward pass, where the backward pass is too short for all updates.
-    bool is_late = false;
 };
 
 // For one rank; by default its share of the machine.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The forward pass takes the tiles in order; the backward pass takes the layers in reverse, with
-// the forward again before each if it is recomputed, then its tiles in reverse. Updates in the
-// backward pass follow their gradients; the others go in the order of the next forward pass.
+// the forward again before each if it is recomputed, then its tiles in reverse. Updates are called
+// when their gradients are there, or after the last one.
 #include "lib/simulate/program.h"
 
 #include <algorithm>
@@ -36,7 +36,7 @@ public:
 
     Program write(uint32_t steps)
     {
-        for (uint32_t step = 0; step < steps; ++step) {
+        for (step_ = 0; step_ < steps; ++step_) {
             begin_step();
             std::fill(reduced_.begin(), reduced_.end(), kNoOp);
             if (vertical()) {
@@ -47,7 +47,7 @@ public:
                 all_layers(true);
                 all_layers(false);
             }
-            update(step == schedule_.missed_step);
+            update(step_ == schedule_.missed_step);
         }
         begin_step();
         program_.compute_ns = compute_ns_ / std::max(steps, 1u);
@@ -69,7 +69,7 @@ private:
     OpId release(LaneId lane, std::initializer_list<Use> uses, bool far, bool discard);
     OpId run(LaneId lane, What what, Cause cause, uint64_t duration_ns, std::array<OpId, 3> after);
     OpId on_tile(LaneId lane, What what, Cause cause, uint32_t tile, std::array<OpId, 3> after);
-    void discard(TensorId tensor, OpId after);
+    void discard(TensorId tensor, std::array<OpId, 3> after);
     void begin_step();
     void all_layers(bool forward);
     void forward_layer(uint32_t begin, uint32_t end);
@@ -78,7 +78,7 @@ private:
     void update_tile(uint32_t tile, bool again, std::array<OpId, 2> after);
     [[nodiscard]] bool in_backward(const Tile &tile) const
     {
-        return (mode_ == Update::kBackward && !tile.is_late) || speculates(tile);
+        return mode_ == Update::kBackward || speculates(tile);
     }
     [[nodiscard]] bool speculates(const Tile &tile) const
     {
@@ -110,10 +110,11 @@ private:
     Program program_;
     std::vector<OpId> computed_;  // in order of execution: the end of a tile's computation
     std::vector<OpId> reduced_;
-    std::vector<OpId> over_;     // the ends of updates, in their order
-    std::vector<OpId> updated_;  // by tile: in the last step
+    std::vector<OpId> updated_;  // by tile: the end of its last update
+    OpId called_ = kNoOp;        // the last call of an update
     std::vector<OpId> kept_;     // as layout.checkpoints: it was written
-    uint32_t micro_ = 0;         // the present micro-batch
+    uint32_t step_ = 0;
+    uint32_t micro_ = 0;  // the present micro-batch
     uint64_t compute_ns_ = 0;
     OpId began_ = kNoOp;
     OpId verdict_ = kNoOp;  // the norm of all ranks' gradients is known
@@ -122,7 +123,8 @@ private:
 OpId Writer::put(Op op)
 {
     const auto id = static_cast<OpId>(program_.ops.size());
-    program_.lanes[static_cast<size_t>(op.lane)].push_back(id);
+    if (op.lane != LaneId::kUpdateFetch && op.lane != LaneId::kUpdate)
+        program_.lanes[static_cast<size_t>(op.lane)].push_back(id);
     program_.ops.push_back(op);
     return id;
 }
@@ -174,8 +176,8 @@ void Writer::begin_step()
 {
     // An exposed update ends, and is written, before the next step begins.
     OpId last = kNoOp;
-    if (mode_ == Update::kExposed && !updated_.empty() && updated_.back() != kNoOp)
-        last = run(LaneId::kUpdate, What::kDrain, Cause::kUpdate, 0, {kNoOp, kNoOp, kNoOp});
+    if (mode_ == Update::kExposed && called_ != kNoOp)
+        last = run(LaneId::kAfter, What::kDrain, Cause::kUpdate, 0, {called_, kNoOp, kNoOp});
     began_ = run(LaneId::kCompute, What::kStepBegins, Cause::kUpdate, 0, {last, verdict_, kNoOp});
 }
 
@@ -286,8 +288,8 @@ void Writer::backward_tile(uint32_t number)
         return;
     }
     // Written back now, unless its update or the next micro-batch comes first.
-    const bool consumed = mode_ == Update::kBackward && !tile.is_late &&
-                          layout_.specs[tile.gradient].policy.home == kNvmePlace;
+    const bool consumed =
+        mode_ == Update::kBackward && layout_.specs[tile.gradient].policy.home == kNvmePlace;
     const bool stays = consumed || (vertical() && !last);
     release(LaneId::kCompute, {before}, !gathered && !stays, false);
     computed_.push_back(let_go(number));
@@ -324,7 +326,7 @@ void Writer::backward_layer(uint32_t begin, uint32_t end)
     if (between != kNone) release(LaneId::kCompute, {gradient}, true, layer == 0);
 }
 
-// What is left at the end of the backward pass, in the order of the next forward pass.
+// What is left at the end of the backward pass.
 void Writer::update(bool missed)
 {
     if (reduced_.empty()) return;  // all of it is frozen
@@ -341,7 +343,7 @@ void Writer::update(bool missed)
         if (!in_backward(tile) || (speculates(tile) && missed))
             update_tile(number, speculates(tile), known);
         else if (speculates(tile))
-            discard(tile.gradient, verdict_);
+            discard(tile.gradient, {verdict_, updated_[number], kNoOp});
     }
 }
 
@@ -349,9 +351,8 @@ void Writer::update(bool missed)
 void Writer::update_tile(uint32_t number, bool again, std::array<OpId, 2> after)
 {
     const Tile &tile = layout_.tiles[number];
-    const OpId called =
-        on_tile(LaneId::kCompute, What::kUpdate, Cause::kNone, number, {kNoOp, kNoOp, kNoOp});
-    program_.ops[called].again = again;
+    called_ = on_tile(LaneId::kCompute, What::kUpdate, Cause::kNone, number, {kNoOp, kNoOp, kNoOp});
+    program_.ops[called_].again = again;
     const Use state{tile.state, again ? Access::kWrite : Access::kReadWrite, tile.update_at};
     const Use gradient{tile.gradient, Access::kRead, tile.update_at};
     const Use parameter{tile.parameter, Access::kWrite, tile.update_at};
@@ -359,9 +360,8 @@ void Writer::update_tile(uint32_t number, bool again, std::array<OpId, 2> after)
     // Tiles that fit into half of the window: that half is transferred while the other is updated.
     const uint64_t a_tile = layout_.specs[tile.state].bytes + layout_.specs[tile.gradient].bytes +
                             layout_.specs[tile.parameter].bytes + 3 * layout_.block_bytes;
-    const uint64_t at_once = std::clamp<uint64_t>(layout_.host_window_bytes / a_tile, 1, 8);
-    const OpId earlier = over_.size() < at_once ? kNoOp : over_[over_.size() - at_once];
-    const std::array<OpId, 3> ready = {earlier, after[0], after[1]};
+    const uint64_t at_once = std::clamp<uint64_t>(layout_.host_window_bytes / a_tile, 1, 3);
+    const std::array<OpId, 3> ready = {kNoOp, after[0], after[1]};
     OpId there;
     if (again)
         there =
@@ -383,16 +383,18 @@ void Writer::update_tile(uint32_t number, bool again, std::array<OpId, 2> after)
         program_.ops[op].tile = number;
         program_.ops[op].again = again;
     }
-    over_.push_back(over);
+    program_.ops[there].step = step_;
+    program_.ops[there].at_once = static_cast<uint32_t>(at_once);
+    program_.ops[over].ends = true;
     updated_[number] = over;
 }
 
-void Writer::discard(TensorId tensor, OpId after)
+void Writer::discard(TensorId tensor, std::array<OpId, 3> after)
 {
     Op op;
     op.what = What::kDiscard;
-    op.lane = LaneId::kUpdate;
-    op.after[0] = after;
+    op.lane = LaneId::kAfter;
+    op.after = after;
     op.uses[op.use_count++] = {tensor, Access::kRead, kHostPlace};
     put(op);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What one rank does in training steps, as concurrent lanes of operations: it computes, sums,
-// updates. An operation starts when its lane reaches it and its predecessors are done. What is
+// updates. An operation starts when its lane reaches it and its predecessors are done; of the
+// updates that were called and may start, that of the parameter which is used next. What is
 // gathered or prefetched, and when, is not part of the program: ranks decide that as a runtime
 // does (collectives.cpp, ahead.cpp). Pure.
 #pragma once
@@ -12,8 +13,14 @@
 
 namespace stepwell::simulate {
 
-enum class LaneId : uint8_t { kCompute, kSum, kUpdateFetch, kUpdate };
-constexpr uint32_t kLanes = 4;
+enum class LaneId : uint8_t {
+    kCompute,
+    kSum,
+    kAfter,        // discards after the verdict, and waits for the end of all updates
+    kUpdateFetch,  // these two in the order that the world chooses
+    kUpdate
+};
+constexpr uint32_t kLanes = 5;
 
 enum class What : uint8_t {
     kFetch,
@@ -23,7 +30,7 @@ enum class What : uint8_t {
     kLetGo,    // and released
     kSum,      // queues the sum of its gradient
     kSummed,   // waits for the next of these sums
-    kUpdate,   // a tile is to be updated: later fetches get the result
+    kUpdate,   // a tile is to be updated: later fetches get the result. Its fetch is the next one
     kDiscard,  // of a tensor that nobody uses, such as a gradient when its update is final
     kDrain,
     kStepBegins
@@ -56,6 +63,9 @@ struct Op {
     uint64_t duration_ns = 0;   // of a computation
     uint64_t memory_bytes = 0;  // of an update: host memory that it reads and writes
     uint32_t tile = 0;          // that is gathered, summed or updated
+    uint32_t step = 0;          // of an update's fetch
+    uint32_t at_once = 0;       // the same: updates that have room in host memory
+    bool ends = false;          // the update, whose operations are consecutive
 };
 
 struct Schedule {
@@ -66,10 +76,10 @@ struct Schedule {
 
 struct Program {
     std::vector<Op> ops;
-    std::array<std::vector<OpId>, kLanes> lanes;
-    uint64_t compute_ns = 0;          // of a step
-    uint32_t ahead_max = 0;           // tensors gathered before they are fetched
-    std::vector<uint64_t> gather_ns;  // by tile
+    std::array<std::vector<OpId>, kLanes> lanes;  // but for those of updates
+    uint64_t compute_ns = 0;                      // of a step
+    uint32_t ahead_max = 0;                       // tensors gathered before they are fetched
+    std::vector<uint64_t> gather_ns;              // by tile
     std::vector<uint64_t> sum_ns;
 };
 

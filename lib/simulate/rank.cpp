@@ -47,7 +47,8 @@ World::Rank::Rank(World &world, uint32_t number, const Layout &layout, const Pro
       core(config_of(layout)),
       ops{std::vector<bool>(program.ops.size()),
           std::vector<Instant>(number == 0 ? program.ops.size() : 0),
-          std::vector<Instant>(number == 0 ? program.ops.size() : 0)},
+          std::vector<Instant>(number == 0 ? program.ops.size() : 0),
+          std::vector<OpId>(number == 0 ? program.ops.size() : 0)},
       views(layout.specs.size()),
       gathers(core, kDevicePlace, whole_blocks(layout, program), 0, program.ahead_max),
       tiles(layout.tiles.size())

@@ -10,6 +10,7 @@
 
 #include <deque>
 #include <map>
+#include <set>
 
 namespace stepwell::simulate {
 
@@ -38,10 +39,21 @@ constexpr SharedLinks::Tag kTimerTag = kOpTag - 2;       // of a look ahead
 
 struct World::Rank final : residency::CommandSink, residency::EventHook {
     struct LaneState {
-        size_t cursor = 0;
+        size_t cursor = 0;  // of operations in the program's order
         bool busy = false;  // with the operation at the cursor
         Instant since = 0;  // begin of the wait
         bool waits = false;
+        OpId last = kNoOp;  // started
+    };
+
+    // By step and tile, as the next forward pass uses their parameters. Each has the operation that
+    // fetches its bytes.
+    using UpdateKey = std::array<uint32_t, 3>;
+    struct Updates {
+        std::set<UpdateKey> called;   // and not begun
+        std::set<UpdateKey> arrived;  // their bytes are there
+        OpId working = kNoOp;         // the next operation of the one that is worked on
+        uint32_t in_flight = 0;       // begun and not over
     };
 
     // By operation of the program.
@@ -49,6 +61,7 @@ struct World::Rank final : residency::CommandSink, residency::EventHook {
         std::vector<bool> is_done;
         std::vector<Instant> began;  // both of rank 0 only: for the causes of its waits
         std::vector<Instant> ended;
+        std::vector<OpId> before;  // in its lane
     };
 
     // When the inputs of a tile's last gather had arrived.
@@ -102,6 +115,7 @@ struct World::Rank final : residency::CommandSink, residency::EventHook {
     Status failure;                        // of a command
     std::vector<residency::Grant> filled;  // while the tensors are filled
     std::array<LaneState, kLanes> lanes;
+    Updates updates;
     Progress ops;
     std::vector<std::vector<View>> views;  // by tensor
     std::unordered_map<residency::FetchId, OpId> fetches;

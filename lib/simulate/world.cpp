@@ -110,11 +110,7 @@ Status World::settle(const SharedLinks::Ended &ended)
         --rank.in_flight;
         rank.core.transfer_done(ended.tag, {}, rank.out);
         STW_TRY(execute(rank));
-        if (rank.in_flight == 0 && rank.drains != kNoOp) {
-            const OpId drained = rank.drains;
-            rank.drains = kNoOp;
-            done(rank, drained);
-        }
+        end_drain(rank);
     }
     STW_TRY(advance(rank));
     return look_ahead(rank);
@@ -125,10 +121,51 @@ Status World::advance(Rank &rank)
     bool moved = true;
     while (moved) {
         moved = false;
-        for (uint32_t lane = 0; lane < kLanes; ++lane)
-            STW_TRY(advance_lane(rank, static_cast<LaneId>(lane), &moved));
+        for (const LaneId lane : {LaneId::kCompute, LaneId::kSum, LaneId::kAfter, LaneId::kUpdate})
+            STW_TRY(advance_lane(rank, lane, &moved));
+        STW_TRY(advance_updates(rank, &moved));
     }
     return {};
+}
+
+OpId World::next_of(Rank &rank, LaneId lane) const
+{
+    Rank::Updates &updates = rank.updates;
+    if (lane == LaneId::kUpdate && updates.working == kNoOp && !updates.arrived.empty()) {
+        updates.working = updates.arrived.begin()->back() + 1;
+        updates.arrived.erase(updates.arrived.begin());
+    }
+    if (lane == LaneId::kUpdate) return updates.working;
+    const std::vector<OpId> &ops = program_.lanes[static_cast<size_t>(lane)];
+    const size_t cursor = rank.lanes[static_cast<size_t>(lane)].cursor;
+    return cursor < ops.size() ? ops[cursor] : kNoOp;
+}
+
+// Their fetches.
+Status World::advance_updates(Rank &rank, bool *moved)
+{
+    auto &called = rank.updates.called;
+    for (auto at = called.begin(); at != called.end();) {
+        const OpId id = at->back();
+        if (rank.updates.in_flight >= program_.ops[id].at_once) return {};
+        if (!may_start(rank, program_.ops[id])) {
+            ++at;
+            continue;
+        }
+        at = called.erase(at);
+        ++rank.updates.in_flight;
+        *moved = true;
+        STW_TRY(start(rank, id));
+    }
+    return {};
+}
+
+// All updates have ended, and are written.
+void World::end_drain(Rank &rank)
+{
+    const bool updates = !rank.updates.called.empty() || rank.updates.in_flight > 0;
+    if (rank.drains == kNoOp || rank.in_flight > 0 || updates) return;
+    done(rank, std::exchange(rank.drains, kNoOp));
 }
 
 bool World::may_start(const Rank &rank, const Op &op) const
@@ -140,9 +177,9 @@ bool World::may_start(const Rank &rank, const Op &op) const
 Status World::advance_lane(Rank &rank, LaneId number, bool *moved)
 {
     Rank::LaneState &lane = rank.lanes[static_cast<size_t>(number)];
-    const std::vector<OpId> &ops = program_.lanes[static_cast<size_t>(number)];
-    while (!lane.busy && lane.cursor < ops.size()) {
-        const OpId id = ops[lane.cursor];
+    while (!lane.busy) {
+        const OpId id = next_of(rank, number);
+        if (id == kNoOp) return {};
         const Op &op = program_.ops[id];
         if (!lane.waits) {
             lane.waits = true;
@@ -167,7 +204,10 @@ Status World::advance_lane(Rank &rank, LaneId number, bool *moved)
 Status World::start(Rank &rank, OpId id)
 {
     const Op &op = program_.ops[id];
+    OpId &last = rank.lanes[static_cast<size_t>(op.lane)].last;
     if (rank.number == 0) rank.ops.began[id] = now_;
+    if (rank.number == 0) rank.ops.before[id] = last;
+    last = id;
     ++events_;
     switch (op.what) {
     case What::kFetch: return fetch(rank, id);
@@ -198,7 +238,7 @@ Status World::start(Rank &rank, OpId id)
         return execute(rank);
     case What::kSummed: return {};  // ended by end_collective()
     case What::kUpdate:
-        call_update(rank, op);
+        call_update(rank, id);
         done(rank, id);
         return execute(rank);
     case What::kDiscard:
@@ -206,10 +246,8 @@ Status World::start(Rank &rank, OpId id)
         done(rank, id);
         return execute(rank);
     case What::kDrain:
-        if (rank.in_flight == 0)
-            done(rank, id);
-        else
-            rank.drains = id;
+        rank.drains = id;
+        end_drain(rank);
         return {};
     case What::kStepBegins:
         begin_step(rank);
@@ -235,10 +273,21 @@ void World::done(Rank &rank, OpId id)
 {
     rank.ops.is_done[id] = true;
     if (rank.number == 0) rank.ops.ended[id] = now_;
-    Rank::LaneState &lane = rank.lanes[static_cast<size_t>(program_.ops[id].lane)];
-    lane.busy = false;
-    ++lane.cursor;
     const Op &op = program_.ops[id];
+    if (op.lane == LaneId::kUpdateFetch) {
+        rank.updates.arrived.insert({op.step, op.tile, id});
+        return;
+    }
+    Rank::LaneState &lane = rank.lanes[static_cast<size_t>(op.lane)];
+    lane.busy = false;
+    if (op.lane == LaneId::kUpdate)
+        rank.updates.working = op.ends ? kNoOp : id + 1;
+    else
+        ++lane.cursor;
+    if (op.ends) {
+        --rank.updates.in_flight;
+        end_drain(rank);
+    }
     if (op.lane != LaneId::kCompute || now_ == lane.since) return;
     if (op.what != What::kCompute) rank.trace.waited(0, lane.since, now_);
     if (rank.number != 0) return;
@@ -271,7 +320,7 @@ Status World::fetch(Rank &rank, OpId id)
     if (op.lane == LaneId::kUpdateFetch) asked.claim = rank.tiles[op.tile].updating[op.again];
     // As in a runtime, until the program waits for it.
     const bool updates = op.lane == LaneId::kUpdateFetch;
-    if (updates) asked.urgency = residency::Class::kPlanned;
+    if (updates) asked.urgency = residency::Class::kHint;
     rank.trace.fetched(0, updates ? schedule::Lane::kUpdate : schedule::Lane::kProgram,
                        asked.requests.data(), asked.requests.size(), now_);
     rank.fetches[rank.core.fetch(asked, rank.out)] = id;
@@ -418,10 +467,9 @@ void World::blame(Rank &rank, OpId id, Instant begin, Instant end, uint32_t dept
             if (after == kNoOp) continue;
             if (late == kNoOp || rank.ops.ended[after] > rank.ops.ended[late]) late = after;
         }
-        const std::vector<OpId> &lane = program_.lanes[static_cast<size_t>(op.lane)];
-        const auto at = std::lower_bound(lane.begin(), lane.end(), id);
-        if (at != lane.begin() && (late == kNoOp || rank.ops.ended[at[-1]] > rank.ops.ended[late]))
-            late = at[-1];
+        const OpId before = rank.ops.before[id];
+        if (before != kNoOp && (late == kNoOp || rank.ops.ended[before] > rank.ops.ended[late]))
+            late = before;
         if (late != kNoOp) {
             blame(rank, late, begin, began, depth + 1);
             begin = began;

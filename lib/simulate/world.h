@@ -55,6 +55,9 @@ private:
     Status fill_tensor(Rank &rank, TensorId tensor);
     Status advance(Rank &rank);
     Status advance_lane(Rank &rank, LaneId lane, bool *moved);
+    Status advance_updates(Rank &rank, bool *moved);
+    [[nodiscard]] OpId next_of(Rank &rank, LaneId lane) const;
+    void end_drain(Rank &rank);
     [[nodiscard]] bool may_start(const Rank &rank, const Op &op) const;
     Status start(Rank &rank, OpId id);
     Status fetch(Rank &rank, OpId id);
@@ -71,7 +74,7 @@ private:
     void begin_gather(Rank &rank, OpId id);
     void let_go(Rank &rank, uint32_t tile);
     void begin_sum(Rank &rank, const Op &op);
-    void call_update(Rank &rank, const Op &op);
+    void call_update(Rank &rank, OpId id);
     Status pump_gathers(Rank &rank);
     void prepare(Rank &rank, Collective &work, std::vector<residency::Request> requests);
     [[nodiscard]] bool take_prepared(Rank &rank, const residency::Granted &granted);

@@ -146,27 +146,6 @@ TEST(SimulatedLayout, SpeculatedStatesHaveRoomTwice)
     }
 }
 
-// Updates of twice the backward pass' time: what is left of the time is in the forward pass.
-TEST(SimulatedLayout, UpdatesThatTakeLongerThanTheBackwardPassAreLateInPart)
-{
-    Model model = small_model(8, 2048);
-    model.placement = {Home::kHost, Home::kHost, Home::kHost, Home::kHost};
-    Machine machine = small_machine();
-    const double backward_s = 3 * model.step_flops() / 4 / machine.achieved_flops_per_s;
-    const double bytes = 28 * static_cast<double>(model.parameters()) / 8;
-    const auto late = [&](double times) {
-        machine.host_bytes_per_s = 4 * bytes / (times * backward_s);  // of four GPUs
-        Result<Layout> made = lay_out(model, machine, 8, budgets_of(machine), 16384);
-        EXPECT_TRUE(made.ok());
-        const std::vector<Tile> &tiles = made.value().tiles;
-        return std::count_if(tiles.begin(), tiles.end(),
-                             [](const Tile &tile) { return tile.is_late; });
-    };
-    EXPECT_EQ(late(0.99), 0);
-    EXPECT_EQ(late(1.25), 19) << "a fifth of 96";
-    EXPECT_EQ(late(4), 28) << "at most 1.2 times the forward pass' quarter";
-}
-
 TEST(SimulatedLayout, WhatCannotBeIsToldWithTensorMomentAndBytes)
 {
     Model model = small_model(8, 2048);

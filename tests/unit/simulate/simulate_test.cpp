@@ -249,6 +249,18 @@ TEST(SimulatedUpdate, InTheBackwardPassOnlyTheFirstLayersIsExposed)
                 Slow::kLayers * (4 * Slow::kForward + Slow::kUpdate) + 2 * Slow::kTransfer, 0.03);
 }
 
+// In their order they would end with the parameters that the forward pass begins with.
+TEST(SimulatedUpdate, ThatTheNextForwardPassNeedsFirstGoesFirst)
+{
+    Slow slow(Update::kBackward);
+    constexpr double kLonger =
+        0.155;  // than the backward pass of a layer, shorter than both passes
+    slow.machine.host_bytes_per_s *= Slow::kUpdate / kLonger;
+    const double passes = Slow::kLayers * 4 * Slow::kForward;
+    ASSERT_GT(Slow::kLayers * kLonger, Slow::kLayers * 3 * Slow::kForward + 2 * kLonger);
+    EXPECT_LT(answer_of(slow.model, slow.machine, {}).step_s, passes + 3 * kLonger);
+}
+
 TEST(SimulatedUpdate, AMissMakesAllThatWasSpeculatedAgain)
 {
     Slow slow(Update::kSpeculative);
@@ -412,7 +424,7 @@ TEST(Simulate, AFasterLinkHelpsWhereTheLinkIsTheBound)
 {
     Options options;
     Machine machine = small_machine();
-    machine.links.front().bytes_per_s /= 8;
+    machine.links.front().bytes_per_s /= 16;
     const Answer slow = answer_of(on_nvme(4), machine, options);
     machine.links.front().stripes = 4;
     const Answer fast = answer_of(on_nvme(4), machine, options);

@@ -25,6 +25,7 @@ bool Addresses::show_targets(const Fetch &fetch)
             continue;
         }
         if (here.mapped && !target.writes) continue;
+        if (target.writes && is_hint(fetch)) continue;  // what is in the slot is not its own
         if (!aliases_->show(target.place, here.slot, block.pack, block.index, target.writes))
             return false;
         here.mapped = true;

@@ -50,8 +50,12 @@ bool FetchRunner::step(Fetch &fetch, Blocked &blocked, Commands &out)
     fetch.lacks = Lacks::kLocks;
     if (!locks_.may_lock(fetch)) {
         fetches_.hurry_hints(fetch, out);
-        if (!tries) return false;
-        refuse(id, locks_.busy_refusal(fetch), out);
+        const bool overtaken = locks_.is_overtaken(fetch);
+        if (!tries && !overtaken) return false;
+        refuse(id,
+               overtaken ? Status::error(STW_ERROR_EXISTS, "it is in use: no room is needed")
+                         : locks_.busy_refusal(fetch),
+               out);
         return true;
     }
     Status wrong = locks_.conflict_within(fetch);
@@ -158,7 +162,7 @@ void FetchRunner::build_targets(Fetch &fetch)
             target.writes = request.access != Access::kRead;
             const bool whole_write =
                 request.access == Access::kWrite || request.access == Access::kWriteEmpty;
-            target.needs_bytes = !whole_write || !covers;
+            target.needs_bytes = !whole_write || (!covers && !is_hint(fetch));
             target.moves = fetch.asked.claim == 0 || pack.shared;
             fetch.targets.push_back(target);
         }
@@ -195,6 +199,7 @@ bool FetchRunner::finish(FetchId id, Commands &out)
         if (!fills_.satisfied(target)) wait_for(fetch, target, out);
     }
     if (fetch.pending > 0) return false;
+    const bool prefetch = is_hint(fetch);
     if (!addresses_.show_targets(fetch)) {
         refuse(id,
                Status::error(STW_ERROR_LIMIT,
@@ -204,7 +209,6 @@ bool FetchRunner::finish(FetchId id, Commands &out)
                out);
         return true;
     }
-    const bool prefetch = (fetch.asked.flags & kFetchPrefetch) != 0;
     for (const Target &target : fetch.targets) {
         Replica &here = blocks_.replica(target.block, target.place);
         // A hint to write holds room, and leaves no bytes in it that another fetch could take.

@@ -122,7 +122,8 @@ struct Tensor {
     uint32_t waiting = 0;      // fetches in the lock phase that want to write it
     uint32_t fetches = 0;      // that name it and are not answered
     bool writer = false;
-    bool lent = false;  // by its claim, see Core::lend
+    bool hinted = false;  // the writer is a hint, for room alone: nobody has a view
+    bool lent = false;    // by its claim, see Core::lend
     bool alive = false;
     Contents contents = Contents::kEmpty;
     Status cause;  // of kFailed, and of kValid where an update missed it: reads are refused with it
@@ -223,10 +224,15 @@ inline bool beside_readers(const Fetch &fetch)
     return (fetch.asked.flags & kFetchBesideReaders) != 0;
 }
 
+inline bool is_hint(const Fetch &fetch)
+{
+    return (fetch.asked.flags & kFetchPrefetch) != 0;
+}
+
 // It is not known when its bytes are needed: it does not evict what other hints have brought.
 inline bool is_blind_hint(const Fetch &fetch)
 {
-    return (fetch.asked.flags & kFetchPrefetch) != 0 && fetch.needed_in == kNever;
+    return is_hint(fetch) && fetch.needed_in == kNever;
 }
 
 // All blocks that the fetch wants there, resident or not: the sum that a refusal gives.

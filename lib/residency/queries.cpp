@@ -39,7 +39,9 @@ Lack Queries::lack(const Request &request) const
     const BlockRange range = packs_.blocks_of(tensor, request.byte_begin, request.byte_count);
     lack.room_bytes = (range.second - range.first) * places_.block_bytes();
     const Pack &pack = packs_[tensor.pack];
-    const bool empty = tensor.contents == Contents::kEmpty && !pack.shared && !tensor.spec.agreed;
+    // What is pinned could not leave again for others.
+    const bool empty = tensor.contents == Contents::kEmpty && !pack.shared && !tensor.spec.agreed &&
+                       pack.pinned_home != lack.place;
     const BlockId first = pack.first;
     for (BlockId block = first + range.first; block < first + range.second; ++block) {
         const Replica &here = blocks_.replica(block, lack.place);
@@ -166,7 +168,7 @@ bool Queries::in_use(TensorId id) const
     for (PlaceId place = 0; place < places_.count(); ++place) {
         pins += tensors_.door(id, place).gate.pins();
     }
-    return tensor.readers > 0 || tensor.writer || pins > 0;
+    return tensor.readers > 0 || (tensor.writer && !tensor.hinted) || pins > 0;
 }
 
 std::string Queries::check() const

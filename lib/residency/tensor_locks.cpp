@@ -245,6 +245,13 @@ Status TensorLocks::conflict_within(const Fetch &fetch) const
     return {};
 }
 
+// Room is of no use any more: the tensor is written, or an update has it.
+bool TensorLocks::is_overtaken(const Fetch &fetch) const
+{
+    const Request &request = fetch.asked.requests[fetch.conflict];
+    return is_hint(fetch) && is_write(request) && !tensors_[request.tensor].hinted;
+}
+
 void TensorLocks::lock(Fetch &fetch)
 {
     for (size_t i = 0; i < fetch.asked.requests.size(); ++i) {
@@ -257,6 +264,7 @@ void TensorLocks::lock(Fetch &fetch)
             ++tensor.claim_users;
         } else if (writes) {
             tensor.writer = true;
+            tensor.hinted = is_hint(fetch);
         } else {
             ++tensor.readers;
         }
@@ -285,7 +293,7 @@ void TensorLocks::unlock(const Request &request, PlaceId place, ClaimId claim)
         --tensor.claim_users;
     } else if (writes) {
         STW_ASSERT(tensor.writer);
-        tensor.writer = false;
+        tensor.writer = tensor.hinted = false;
     } else {
         STW_ASSERT(tensor.readers > 0);
         --tensor.readers;

@@ -23,6 +23,7 @@ public:
     bool may_lock(Fetch &fetch);
     [[nodiscard]] Status conflict_within(const Fetch &fetch) const;
     [[nodiscard]] Status readable(const Fetch &fetch) const;
+    [[nodiscard]] bool is_overtaken(const Fetch &fetch) const;  // which may_lock() refused
     void lock(Fetch &fetch);
     void unlock(const Request &request, PlaceId place, ClaimId claim);
     [[nodiscard]] Status busy_refusal(const Fetch &fetch) const;

@@ -309,7 +309,7 @@ MUTANTS = [
      "",
      "a block whose only bytes are being relocated is filled with zeros"),
     ("part-written-rest-not-read", "program", "fetch_runner.cpp",
-     "            target.needs_bytes = !whole_write || !covers;\n",
+     "            target.needs_bytes = !whole_write || (!covers && !is_hint(fetch));\n",
      "            target.needs_bytes = !whole_write;\n",
      "a write of part of a block loses the rest of it"),
     ("coming-is-refused", "program", "fetch_runner.cpp",

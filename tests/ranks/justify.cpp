@@ -19,6 +19,7 @@ std::string Model::justify(const Asked &fetch, const Status &status) const
     bool faulty = write_failed;
     bool unreadable = false;
     bool exists = false;
+    bool overtaken = false;  // a hint for room, whose tensor others use
     bool cause = false;
     bool twice = false;
     for (size_t i = 0; i < asked.requests.size(); ++i) {
@@ -27,6 +28,9 @@ std::string Model::justify(const Asked &fetch, const Status &status) const
         faulty |= tensor.pack < hurt.size() && hurt[tensor.pack];
         unreadable |= request.access != Access::kWrite && !tensor.readable();
         exists |= request.access == Access::kWriteEmpty && tensor.contents != Contents::kEmpty;
+        const bool used =
+            tensor.writers + tensor.readers > 0 || !tensor.claims.empty() || tensor.fetches > 1;
+        overtaken |= hint && request.access == Access::kWriteEmpty && used;
         cause |= tensor.contents == Contents::kFailed && tensor.cause == code;
         for (size_t j = 0; j < i; ++j) {
             const Request &other = asked.requests[j];
@@ -40,7 +44,8 @@ std::string Model::justify(const Asked &fetch, const Status &status) const
     if (cause) return "";
     switch (code) {
     case STW_ERROR_EMPTY: return unreadable ? "" : "but the contents are there";
-    case STW_ERROR_EXISTS: return exists ? "" : "but the tensor is empty";
+    case STW_ERROR_EXISTS:
+        return exists || overtaken ? "" : "but the tensor is empty and nobody uses it";
     case STW_ERROR_TIMEOUT: return asked.deadline <= journal_.now ? "" : "before the deadline";
     case STW_ERROR_BUSY: return (asked.flags & kFetchTry) != 0 || twice ? "" : "without cause";
     case STW_ERROR_IO:

@@ -44,6 +44,10 @@ Request Program::choose_request(TensorId id, bool prefetch)
     if (request.access == Access::kWrite && random_.chance(10)) {
         request.access = Access::kWriteEmpty;
     }
+    // Room for what will be written, as a lookahead asks for it.
+    const bool leaves = tensor.spec.policy.retention != Retention::kPin;
+    const bool vacant = tensor.contents == Contents::kEmpty && !machine_.core.blocks_of(id).shares;
+    if (prefetch && vacant && leaves && random_.chance(85)) request.access = Access::kWriteEmpty;
     request.byte_count = tensor.spec.bytes;
     if (random_.chance(40) && !tensor.spec.agreed) {
         const uint64_t pieces = tensor.newest.size();
@@ -84,6 +88,7 @@ void Program::fetch()
         // A second request of one call is mostly a mistake, sometimes made.
         if (twice && !random_.chance(5)) continue;
         asked.requests.push_back(choose_request(id, prefetch || copies));
+        if (copies) asked.requests.back().access = Access::kRead;
         if (tensor.spec.agreed) break;
     }
     if (asked.requests.empty()) return;

@@ -20,6 +20,7 @@ std::string Model::justify(const ModelFetch &fetch, const Status &status) const
     bool failed = false;
     bool unreadable = false;
     bool exists = false;
+    bool overtaken = false;  // a hint for room, of which another fetch or an update has the tensor
     bool twice = false;
     bool invalid = false;
     for (size_t i = 0; i < asked.requests.size(); i++) {
@@ -32,6 +33,9 @@ std::string Model::justify(const ModelFetch &fetch, const Status &status) const
         unreadable = unreadable || (reads && !tensor.readable());
         exists = exists ||
                  (request.access == Access::kWriteEmpty && tensor.contents != Contents::kEmpty);
+        const bool used =
+            tensor.writers + tensor.readers > 0 || !tensor.claims.empty() || tensor.fetches > 0;
+        overtaken = overtaken || (hint && request.access == Access::kWriteEmpty && used);
         if (request.place != kAnyCpuPlace) {
             invalid = invalid || request.place >= config_.places.size() ||
                       config_.places[request.place].tier == Tier::kNvme ||
@@ -49,7 +53,8 @@ std::string Model::justify(const ModelFetch &fetch, const Status &status) const
     }
     switch (status.code()) {
     case STW_ERROR_EMPTY: return unreadable ? "" : said + " but the contents are there";
-    case STW_ERROR_EXISTS: return exists ? "" : said + " but the tensor is empty";
+    case STW_ERROR_EXISTS:
+        return exists || overtaken ? "" : said + " but the tensor is empty and nobody uses it";
     case STW_ERROR_SYNC: return failed ? "" : said + " but the tensor has not failed";
     case STW_ERROR_INVALID: return invalid ? "" : said + " but the request is good";
     case STW_ERROR_TIMEOUT:

@@ -122,6 +122,62 @@ TEST_F(AheadTest, WhatIsNotWrittenOfRoomThatWasHeldIsZeros)
     EXPECT_EQ(transfers_.front().kind, TransferKind::kZero);
 }
 
+// A part of a block gets no zeros ahead: they would be contents.
+TEST_F(AheadTest, RoomForAPartOfABlockHasNoContentsEither)
+{
+    open_told(2, 0, 16);
+    const TensorId fresh = create("fresh", kBlock);
+    Request half = all_of(fresh, Access::kWriteEmpty);
+    half.byte_count = kBlock / 2;
+    const FetchId hint = ask({half}, kFetchPrefetch);
+    for (const Transfer &transfer : transfers_) EXPECT_EQ(transfer.kind, TransferKind::kMap);
+    finish_all();
+    EXPECT_TRUE(granted(hint));
+    EXPECT_FALSE(resident(fresh, kDevice));
+}
+
+// Whether a sum of ranks is made in place depends on views, and not on when room was made.
+TEST_F(AheadTest, ATensorIsNotInUseByTheRoomThatIsMadeForIt)
+{
+    open_told(2, 0, 16);
+    const TensorId fresh = create("fresh", kBlock);
+    const FetchId hint = plan_room(fresh);
+    ASSERT_FALSE(granted(hint));
+    EXPECT_FALSE(core_->in_use(fresh));
+    const FetchId write = ask(fresh, Access::kWriteEmpty);
+    finish_all();
+    ASSERT_TRUE(granted(write));
+    EXPECT_TRUE(core_->in_use(fresh));
+}
+
+// It would count as under way for as long as the view is open, and hold back others.
+TEST_F(AheadTest, AHintForRoomThatItsWriteOvertakesIsOver)
+{
+    open_told(2, 0, 16);
+    const TensorId old = create_filled("old", 2 * kBlock);
+    const TensorId fresh = create("fresh", 2 * kBlock);
+    told_.uses = {{fresh, 1}, {old, 5}};
+    const FetchId hint = plan_room(fresh);
+    ASSERT_FALSE(granted(hint));
+    ASSERT_EQ(refusal(hint), STW_OK) << "waits for the eviction";
+    const FetchId write = ask(fresh, Access::kWrite);
+    finish_all();
+    ASSERT_TRUE(granted(write));
+    EXPECT_EQ(refusal(hint), STW_ERROR_EXISTS);
+    EXPECT_EQ(core_->waiting_fetches(), 0u);
+}
+
+// It could not leave for what needs the room now, nor move out of its way.
+TEST_F(AheadTest, NoRoomIsAskedForWhereATensorIsPinned)
+{
+    open_told(4, 0, 16);
+    TensorSpec pinned = spec("pinned", 2 * kBlock);
+    pinned.policy.home = kDevice;
+    pinned.policy.retention = Retention::kPin;
+    const TensorId tensor = create(pinned);
+    EXPECT_EQ(core_->lack(all_of(tensor, Access::kWrite)).vacant_bytes, 0u);
+}
+
 TEST_F(AheadTest, AHintTakesNoRoomOfWhatIsNeededSooner)
 {
     const auto [wanted, soon, later] = fill_with_soon_and_later();

@@ -357,7 +357,8 @@ void Writer::update_tile(uint32_t number, bool again, std::array<OpId, 2> after)
     const Use gradient{tile.gradient, Access::kRead, tile.update_at};
     const Use parameter{tile.parameter, Access::kWrite, tile.update_at};
     const Use kept{tile.kept, Access::kRead, tile.update_at};
-    // Tiles that fit into half of the window: that half is transferred while the other is updated.
+    // One is read, one updated and one written, as far as the window has room: more begin too early
+    // for the order in which they are needed.
     const uint64_t a_tile = layout_.specs[tile.state].bytes + layout_.specs[tile.gradient].bytes +
                             layout_.specs[tile.parameter].bytes + 3 * layout_.block_bytes;
     const uint64_t at_once = std::clamp<uint64_t>(layout_.host_window_bytes / a_tile, 1, 3);

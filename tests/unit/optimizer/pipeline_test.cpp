@@ -262,21 +262,28 @@ stw_status wait_at_gate(void *user, const stw_update_chunk *)
     return STW_OK;
 }
 
+// An optimizer of one tensor, whose update is held at the gate.
+std::unique_ptr<Optimizer> add_held(World &world, Gate &gate)
+{
+    stw_custom_update waits{};
+    waits.update = wait_at_gate;
+    waits.user = &gate;
+    auto held = Optimizer::create(*world.pipeline, STW_OPTIMIZER_CUSTOM, &waits).take();
+    World::give_hyper(*held);
+    Entry one = world.make({100, STW_F32, STW_F32, 0});
+    one.state_count = 0;
+    EXPECT_TRUE(held->add(&one, 1).ok());
+    return held;
+}
+
 // It would spend the program's time on the core, the engine and the lookahead.
 TEST(Pipeline, ACallAsksForNothingAndLeavesThatToAnUpdateThread)
 {
     Gate gate;
-    stw_custom_update waits{};
-    waits.update = wait_at_gate;
-    waits.user = &gate;
     Conditions conditions;
     conditions.threads = 1;
     World world(conditions);
-    auto busy = Optimizer::create(*world.pipeline, STW_OPTIMIZER_CUSTOM, &waits).take();
-    World::give_hyper(*busy);
-    Entry one = world.make({100, STW_F32, STW_F32, 0});
-    one.state_count = 0;
-    ASSERT_TRUE(busy->add(&one, 1).ok());
+    auto busy = add_held(world, gate);
     ASSERT_TRUE(busy->step({}, nullptr).ok());
     while (!gate.entered) std::this_thread::yield();
     const std::vector<Entry> entries = add_some(world, 3, 9000);
@@ -293,17 +300,10 @@ TEST(Pipeline, WhatACallLeavesIsAskedForBeforeTheWorkOnAChunk)
 {
     for (int round = 0; round < 100; ++round) {
         Gate gate;
-        stw_custom_update waits{};
-        waits.update = wait_at_gate;
-        waits.user = &gate;
         Conditions conditions;
         conditions.threads = 1;
         World world(conditions);
-        auto busy = Optimizer::create(*world.pipeline, STW_OPTIMIZER_CUSTOM, &waits).take();
-        World::give_hyper(*busy);
-        Entry one = world.make({100, STW_F32, STW_F32, 0});
-        one.state_count = 0;
-        ASSERT_TRUE(busy->add(&one, 1).ok());
+        auto busy = add_held(world, gate);
         add_some(world, 1, 100);
         world.tiers.pause();
         ASSERT_TRUE(busy->step({}, nullptr).ok());

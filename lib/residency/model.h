@@ -122,7 +122,7 @@ struct Tensor {
     uint32_t waiting = 0;      // fetches in the lock phase that want to write it
     uint32_t fetches = 0;      // that name it and are not answered
     bool writer = false;
-    bool hinted = false;  // the writer is a hint, for room alone: nobody has a view
+    bool hinted = false;  // its writer is a prefetch that only reserves room
     bool lent = false;    // by its claim, see Core::lend
     bool alive = false;
     Contents contents = Contents::kEmpty;

@@ -267,6 +267,8 @@ struct Optimizer::Parts {
     void enter(ParameterJob &job, Step &step) STW_REQUIRES(pipeline.mutex);
     void take_over(ParameterJob &job, Step &step) STW_REQUIRES(pipeline.mutex);
     [[nodiscard]] Status check_early(const StepOptions &options) const STW_REQUIRES(pipeline.mutex);
+    [[nodiscard]] const ParameterJob *wrongly_named(const StepOptions &options) const
+        STW_REQUIRES(pipeline.mutex);
     [[nodiscard]] bool misses_many() const STW_REQUIRES(pipeline.mutex);
     [[nodiscard]] bool goes_early() const STW_REQUIRES(pipeline.mutex);
     void end_round(bool missed) STW_REQUIRES(pipeline.mutex);

@@ -136,21 +136,40 @@ Status Optimizer::Parts::check_early(const StepOptions &options) const
                              "Parameters of this optimizer were updated speculatively: the next "
                              "step is their verdict, and cannot be one that only measures.");
     }
+    const ParameterJob *const wrong = wrongly_named(options);
+    if (wrong == nullptr) return {};
+    const char *what = is_early(options) ? "waits for its verdict, the next step without "
+                                           "STW_UPDATE_SPECULATE"
+                                         : "is not named by this step, and the next one is the "
+                                           "verdict of all such parameters";
+    return Status::error(STW_ERROR_INVALID, "%s was updated speculatively and %s",
+                         parameter_text(wrong->name).c_str(), what);
+}
+
+// Of what awaits a verdict: one that an early step names, or one that another step does not. There
+// are many early steps, each of a few parameters: it looks at these alone.
+const ParameterJob *Optimizer::Parts::wrongly_named(const StepOptions &options) const
+{
+    const auto waits = [](const ParameterJob &job) {
+        return job.step != nullptr && job.step->early;
+    };
     const bool all = options.parameters == nullptr;
-    const TensorId *const end = options.parameters + (all ? 0 : options.parameter_count);
-    for (const ParameterJob &job : jobs) {
-        if (job.step == nullptr || !job.step->early) continue;
-        const TensorId id = job.turns[ParameterJob::kParameter].tensor;
-        const bool named = all || std::find(options.parameters, end, id) != end;
-        if (named != is_early(options)) continue;
-        const char *what = named ? "waits for its verdict, the next step without "
-                                   "STW_UPDATE_SPECULATE"
-                                 : "is not named by this step, and the next one is the verdict of "
-                                   "all such parameters";
-        return Status::error(STW_ERROR_INVALID, "%s was updated speculatively and %s",
-                             parameter_text(job.name).c_str(), what);
+    if (is_early(options) && !all) {
+        for (uint32_t i = 0; i < options.parameter_count; ++i) {
+            const ParameterJob *const job = find(options.parameters[i]);
+            if (job != nullptr && waits(*job)) return job;
+        }
+        return nullptr;
     }
-    return {};
+    if (all && !is_early(options)) return nullptr;
+    std::vector<TensorId> named;
+    if (!all) named.assign(options.parameters, options.parameters + options.parameter_count);
+    std::sort(named.begin(), named.end());
+    for (const ParameterJob &job : jobs) {
+        const TensorId id = job.turns[ParameterJob::kParameter].tensor;
+        if (waits(job) && !std::binary_search(named.begin(), named.end(), id)) return &job;
+    }
+    return nullptr;
 }
 
 // What a step may go on beside: others without a verdict that have none of its parameters. So an

@@ -228,6 +228,12 @@ TEST(EarlyUpdate, CallsThatItCannotBeAreRefused)
     const Status again = two.early(0);
     EXPECT_EQ(again.code(), STW_ERROR_INVALID);
     EXPECT_NE(std::string(again.sentence()).find("waits for its verdict"), std::string::npos);
+    const TensorId both[] = {two.entries[1].parameter, two.entries[0].parameter};
+    const Status with_another = two.world.optimizer->step(early_of(both, 2), nullptr);
+    EXPECT_EQ(with_another.code(), STW_ERROR_INVALID);
+    EXPECT_STREQ(with_another.sentence(), again.sentence());
+    const Status with_all = two.world.optimizer->step(early_of(nullptr, 0), nullptr);
+    EXPECT_STREQ(with_all.sentence(), again.sentence());
     // Neither may the verdict leave it out, nor only measure.
     StepOptions other;
     other.parameters = &two.entries[1].parameter;

@@ -175,6 +175,7 @@ struct Pipeline::Parts {
     void end_activity() STW_EXCLUDES(mutex);
     void pump() STW_EXCLUDES(mutex);
     void ask_to_pump() STW_EXCLUDES(mutex);
+    void wake_to_pump();
     Chunk *next_chunk() STW_REQUIRES(mutex);
     bool window_has_room(const Job &job, uint64_t cost_bytes) const STW_REQUIRES(mutex);
     Job *next_job() STW_REQUIRES(mutex);
@@ -262,6 +263,7 @@ struct Pipeline::Parts {
     // Threads between taking work and having requested more.
     uint32_t active STW_GUARDED_BY(mutex) = 0;
     bool pump_wanted STW_GUARDED_BY(mutex) = false;  // by a thread that must not pump itself
+    std::atomic<bool> wake_wanted{false};            // of a thread for that, by who ends a transfer
     bool stopping STW_GUARDED_BY(mutex) = false;
     PipelineStats totals STW_GUARDED_BY(mutex);
 };

@@ -172,7 +172,8 @@ void Pipeline::Parts::pump()
     end_activity();
 }
 
-// By an update thread: a call of the program requests nothing itself.
+// By an update thread: a call of the program requests nothing itself. To wake one takes longer than
+// all else in such a call, and is left to who ends a transfer, if any is on its way.
 void Pipeline::Parts::ask_to_pump()
 {
     {
@@ -180,7 +181,13 @@ void Pipeline::Parts::ask_to_pump()
         if (closing || pump_wanted || next_job() == nullptr) return;
         pump_wanted = true;
     }
-    work_ready.notify_one();  // the caller keeps the pipeline open
+    wake_wanted = true;  // before the question: what moves then ends later
+    if (!tiers.moves()) wake_to_pump();
+}
+
+void Pipeline::Parts::wake_to_pump()
+{
+    if (wake_wanted.exchange(false)) work_ready.notify_one();  // the caller keeps the pipeline open
 }
 
 void Pipeline::Parts::fetch_done(void *user, const Status &status, uint64_t ticket,
@@ -226,6 +233,7 @@ Status Pipeline::Parts::sleep(const Waiter &waiter)
                              " updates and sums were under way; they go on",
                              totals.jobs);
     }
+    wake_to_pump();
     changed.wait_until(mutex, waiter.deadline_ns);
     return {};
 }
@@ -257,6 +265,11 @@ Result<std::unique_ptr<Pipeline>> Pipeline::open(const PipelineOptions &options)
     std::unique_ptr<Pipeline> pipeline(new Pipeline(std::make_unique<Parts>(options)));
     STW_TRY(pipeline->parts_->start_threads());
     return pipeline;
+}
+
+void Pipeline::transfers_ended()
+{
+    parts_->wake_to_pump();
 }
 
 void Pipeline::prefer(TensorId tensor)

@@ -113,6 +113,10 @@ public:
     // What came of it: of the gradient as of that version, see Tiers::versions(). As prefer().
     void measured(TensorId gradient, uint64_t order, Measurement measurement, uint64_t version);
 
+    // Transfers of the tiers have ended: an update thread requests what calls have left to it. No
+    // lock held.
+    void transfers_ended();
+
     // Somebody waits for this tensor: what it still has to go through comes next, as a demand. Any
     // thread, with or without the runtime's lock; takes a leaf lock and calls nothing.
     void prefer(TensorId tensor);

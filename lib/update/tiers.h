@@ -104,6 +104,10 @@ public:
     // its bytes leave first, and their write-back begins now.
     virtual void release(uint64_t ticket, uint64_t far_pieces) = 0;
 
+    // Whether transfers are on their way: Pipeline::transfers_ended() is then called after the next
+    // of them has ended.
+    [[nodiscard]] virtual bool moves() = 0;
+
     // All that updates do from now on is wait for their fetches: who looks for deadlocks may look
     // again.
     virtual void updates_wait() = 0;

@@ -103,6 +103,7 @@ void Pipeline::Parts::worker_main()
             chunk = closed == nullptr ? take_work() : nullptr;
             if (chunk == nullptr && closed == nullptr && !pump_wanted) return;
             asked = std::exchange(pump_wanted, false);
+            wake_wanted = false;
             ++active;
         }
         if (asked) pump();  // the work may take long

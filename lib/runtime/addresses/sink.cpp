@@ -12,6 +12,7 @@
 #include "lib/runtime/recording/recorder.h"
 #include "lib/support/assert.h"
 #include "lib/transfer/engine.h"
+#include "lib/update/pipeline.h"
 
 #include <algorithm>
 #include <utility>
@@ -113,6 +114,7 @@ void TransferSink::end_transfers(const transfer::Completion *list, uint32_t n)
             core.transfer_done(list[i].id, list[i].status, out, i + 1 < n);
         recorder_.plan_due = true;
     });
+    if (machine_.pipeline) machine_.pipeline->transfers_ended();
 }
 
 void TransferSink::engine_span(void *user, const transfer::Span &span)

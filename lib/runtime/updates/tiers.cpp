@@ -12,6 +12,7 @@
 #include "lib/runtime/updates/piece_fetch.h"
 #include "lib/runtime/views/sleepers.h"
 #include "lib/support/assert.h"
+#include "lib/transfer/engine.h"
 
 #include <algorithm>
 
@@ -47,12 +48,10 @@ uint64_t TierAccess::block_bytes() const
 residency::ClaimId TierAccess::claim(const residency::TensorId *tensors, uint32_t n)
 {
     dispatch_.give_way();
-    residency::ClaimId claim = 0;
-    dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {
-        recorder_.drain_hits();
-        claim = core.claim();
-        for (uint32_t i = 0; i < n; ++i) core.claim_tensor(claim, tensors[i]);
-    });
+    MutexLock lock(dispatch_.mutex());
+    recorder_.drain_hits();
+    const residency::ClaimId claim = dispatch_.core.claim();
+    for (uint32_t i = 0; i < n; ++i) dispatch_.core.claim_tensor(claim, tensors[i]);
     return claim;
 }
 
@@ -81,6 +80,12 @@ void TierAccess::unclaim(residency::ClaimId claim, const residency::TensorId *te
         }
         recorder_.plan_due = true;  // plans skip tensors that are claimed
     });
+}
+
+// The engine frees a transfer before it reports its end to the sink.
+bool TierAccess::moves()
+{
+    return machine_.engine->jobs_in_flight() > 0;
 }
 
 void TierAccess::lend(residency::ClaimId claim, residency::TensorId tensor)

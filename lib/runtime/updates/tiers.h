@@ -43,6 +43,7 @@ public:
                residency::PlaceId place, residency::Class urgency, update::FetchDone done,
                void *user) override;
     void release(uint64_t ticket, uint64_t far_pieces) override;
+    [[nodiscard]] bool moves() override;
     void updates_wait() override;
     residency::ClaimId claim_alone(residency::TensorId tensor);
 

@@ -8,6 +8,7 @@
 #include "lib/support/thread_annotations.h"
 #include "lib/update/tiers.h"
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <map>
@@ -85,6 +86,8 @@ public:
     void drop_older(TensorId older) override;
     bool keep_older(const TensorId *tensors, const TensorId *older, uint32_t n, uint64_t taken,
                     OlderCopies *copies_out) override;
+    void set_moves(bool moves) { moves_ = moves; }
+    bool moves() override { return moves_; }
     void updates_wait() override {}
     void fetch(ClaimId claim, const Piece *pieces, uint32_t n, PlaceId place,
                residency::Class urgency, FetchDone done, void *user) override;
@@ -163,6 +166,7 @@ private:
     uint32_t unclaims_ STW_GUARDED_BY(mutex_) = 0;
     uint32_t grants_until_pause_ STW_GUARDED_BY(mutex_) = UINT32_MAX;
     bool stopping_ STW_GUARDED_BY(mutex_) = false;
+    std::atomic<bool> moves_{false};  // as of transfers that are not simulated
 };
 
 }  // namespace stepwell::update::test

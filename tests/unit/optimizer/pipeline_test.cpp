@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <filesystem>
+#include <fstream>
 #include <thread>
 
 namespace stepwell::update::test {
@@ -293,6 +295,56 @@ TEST(Pipeline, ACallAsksForNothingAndLeavesThatToAnUpdateThread)
     gate.open = true;
     ASSERT_TRUE(world.optimizer->wait(UINT64_MAX).ok());
     ASSERT_TRUE(busy->wait(UINT64_MAX).ok());
+}
+
+bool update_threads_sleep()
+{
+    for (const auto &task : std::filesystem::directory_iterator("/proc/self/task")) {
+        std::string name;
+        std::ifstream(task.path() / "comm") >> name;
+        if (name != "stw-update") continue;
+        std::string number;
+        std::string state;
+        std::ifstream(task.path() / "stat") >> number >> name >> state;
+        if (state != "S") return false;
+    }
+    return true;
+}
+
+// A call whose wake is left to a transfer's end.
+std::vector<Entry> call_while_bytes_move(World &world)
+{
+    const std::vector<Entry> entries = add_some(world, 1, 9000);
+    world.tiers.set_moves(true);
+    while (!update_threads_sleep()) std::this_thread::yield();
+    EXPECT_TRUE(world.optimizer->step({}, nullptr).ok());
+    for (int i = 0; i < 1000; ++i) std::this_thread::yield();
+    EXPECT_EQ(world.tiers.fetches(), 0u) << "the program's thread woke another one";
+    return entries;
+}
+
+TEST(Pipeline, ACallLeavesTheWakeToTheEndOfATransfer)
+{
+    World world({});
+    call_while_bytes_move(world);
+    world.pipeline->transfers_ended();
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (world.tiers.fetches() == 0 && std::chrono::steady_clock::now() < end)
+        std::this_thread::yield();
+    EXPECT_GT(world.tiers.fetches(), 0u);
+}
+
+TEST(Pipeline, WhoWaitsWaitsForNoTransferBeforeTheWork)
+{
+    {
+        World world({});
+        call_while_bytes_move(world);
+        ASSERT_TRUE(world.optimizer->wait(UINT64_MAX).ok());
+    }
+    World world({});
+    const std::vector<Entry> entries = call_while_bytes_move(world);
+    world.pipeline->prefer(entries[0].parameter);
+    while (world.pipeline->pending(entries[0].parameter)) std::this_thread::yield();
 }
 
 // Whichever the thread finds first: a chunk's work may take long, and the drive would rest.

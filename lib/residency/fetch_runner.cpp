@@ -199,7 +199,6 @@ bool FetchRunner::finish(FetchId id, Commands &out)
         if (!fills_.satisfied(target)) wait_for(fetch, target, out);
     }
     if (fetch.pending > 0) return false;
-    const bool prefetch = is_hint(fetch);
     if (!addresses_.show_targets(fetch)) {
         refuse(id,
                Status::error(STW_ERROR_LIMIT,
@@ -209,6 +208,7 @@ bool FetchRunner::finish(FetchId id, Commands &out)
                out);
         return true;
     }
+    const bool prefetch = is_hint(fetch);
     for (const Target &target : fetch.targets) {
         Replica &here = blocks_.replica(target.block, target.place);
         // A hint to write holds room, and leaves no bytes in it that another fetch could take.

@@ -131,7 +131,7 @@ struct Job {
     bool claimed = false;
     uint32_t blocked = 0;                 // turns that others have before it
     uint64_t call = 0;                    // that it came with
-    uint64_t sequence = 0;                // in it
+    uint64_t sequence = 0;                // of all jobs, as their claims
     uint64_t preference = kNotPreferred;  // of the job: the order in which they were asked for
     uint64_t rank = kNotPreferred;        // of its present phase
     uint32_t parked_at = kNone;

@@ -172,8 +172,8 @@ void Pipeline::Parts::pump()
     end_activity();
 }
 
-// By an update thread: a call of the program requests nothing itself. To wake one takes longer than
-// all else in such a call, and is left to who ends a transfer, if any is on its way.
+// By an update thread: a call of the program requests nothing itself. To wake one takes a third of
+// such a call, and is left to who ends a transfer, if any is on its way.
 void Pipeline::Parts::ask_to_pump()
 {
     {

@@ -48,11 +48,8 @@ uint64_t TierAccess::block_bytes() const
 residency::ClaimId TierAccess::claim(const residency::TensorId *tensors, uint32_t n)
 {
     dispatch_.give_way();
-    MutexLock lock(dispatch_.mutex());
-    recorder_.drain_hits();
-    const residency::ClaimId claim = dispatch_.core.claim();
-    for (uint32_t i = 0; i < n; ++i) dispatch_.core.claim_tensor(claim, tensors[i]);
-    return claim;
+    MutexLock lock(dispatch_.mutex());  // no event: a claim gives no commands
+    return take_claim(false, tensors, n);
 }
 
 // For claims outside the pipeline, which has an order of its own.
@@ -60,11 +57,17 @@ residency::ClaimId TierAccess::claim_alone(residency::TensorId tensor)
 {
     dispatch_.give_way();
     residency::ClaimId claim = 0;
-    dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {
-        recorder_.drain_hits();
-        claim = core.claim(true);
-        core.claim_tensor(claim, tensor);
-    });
+    dispatch_.act([&](Core &, Commands &)
+                      STW_REQUIRES(runtime_lock) { claim = take_claim(true, &tensor, 1); });
+    return claim;
+}
+
+residency::ClaimId TierAccess::take_claim(bool alone, const residency::TensorId *tensors,
+                                          uint32_t n)
+{
+    recorder_.drain_hits();
+    const residency::ClaimId claim = dispatch_.core.claim(alone);
+    for (uint32_t i = 0; i < n; ++i) dispatch_.core.claim_tensor(claim, tensors[i]);
     return claim;
 }
 

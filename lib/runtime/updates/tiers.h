@@ -51,6 +51,9 @@ public:
     [[nodiscard]] uint64_t pack_offset(residency::TensorId tensor) const override;
 
 private:
+    residency::ClaimId take_claim(bool alone, const residency::TensorId *tensors, uint32_t n)
+        STW_REQUIRES(runtime_lock);
+
     AddressTable &addresses_;
     PrivateBuffers &buffers_;
     Sleepers &sleepers_;

@@ -218,13 +218,19 @@ TEST(Pipeline, UpdatesComeInTheOrderOfEntries)
     EXPECT_EQ(first_events(world, Event::kFetch), expected);
 }
 
-// The next forward pass begins with what the backward pass ended with.
-TEST(Pipeline, TheLatestCallIsUpdatedFirst)
+// One thread, and a window of one chunk.
+Conditions one_chunk()
 {
     Conditions conditions;
     conditions.threads = 1;
-    conditions.window_blocks = 4;  // one chunk
-    World world(conditions);
+    conditions.window_blocks = 4;
+    return conditions;
+}
+
+// The next forward pass begins with what the backward pass ended with.
+TEST(Pipeline, TheLatestCallIsUpdatedFirst)
+{
+    World world(one_chunk());
     const std::vector<Entry> entries = add_some(world, 5, 9000);
     world.tiers.pause();
     ASSERT_TRUE(world.optimizer->step(only(entries[0]), nullptr).ok());
@@ -376,10 +382,7 @@ TEST(Pipeline, WhatACallLeavesIsAskedForBeforeTheWorkOnAChunk)
 
 TEST(Pipeline, PreferredTensorComesNext)
 {
-    Conditions conditions;
-    conditions.threads = 1;
-    conditions.window_blocks = 4;  // one chunk
-    World world(conditions);
+    World world(one_chunk());
     const std::vector<Entry> entries = add_some(world, 5, 9000);
     world.tiers.pause();
     ASSERT_TRUE(world.optimizer->step({}, nullptr).ok());
@@ -427,10 +430,7 @@ TEST(Pipeline, ATensorInUseDoesNotStopTheOthers)
 // and so the scan.
 void prefer_behind_a_sum(double clip_norm)
 {
-    Conditions conditions;
-    conditions.threads = 1;
-    conditions.window_blocks = 4;
-    World world(conditions);
+    World world(one_chunk());
     const std::vector<Entry> entries = add_some(world, 2, 9000);
     auto other = Optimizer::create(*world.pipeline, STW_OPTIMIZER_ADAMW, nullptr).take();
     World::give_hyper(*other);

@@ -355,8 +355,9 @@ class Training(Tiles):
                 loss.backward()
             language_loss(run.model).backward()
             run.optimizer.step()
+            language_loss(run.model).backward()
             with self.assertRaisesRegex(RuntimeError, "call zero_grad"):
-                language_loss(run.model).backward()
+                run.optimizer.step()
 
     def test_indices_outside_are_an_error_as_in_plain_torch(self):
         with Run(Language, adamw, BLOCKS) as run:

@@ -59,6 +59,10 @@ class Accesses:
                     offload.backward.pin(record.unit, _task(), _node())
                 with _Off():
                     return func(*args, **kwargs)
+        # An optimizer's own code writes the parameters that it reaches, one after the other.
+        window = offload.window if not torch.is_grad_enabled() else None
+        if window is not None:
+            window.at(records[0])
         written: List[Record] = []
         name = getattr(func, "__name__", "")
         if (name == "__setitem__" or name.startswith("__i")
@@ -75,7 +79,8 @@ class Accesses:
             # If faults are served, a write through an address is one, except for a frozen
             # parameter; and a view is enough if torch notices the write.
             given = escapes and (record.frozen or not offload.serves_faults)
-            writes = given or record in written or "out" in kwargs
+            writes = (given or record in written or "out" in kwargs
+                      or window is not None and record.hooked is not None)
             self._touch(record, writes and not (record.frozen and func in VERSIONED))
         keep = escapes  # until the next mark
         result = None
@@ -93,7 +98,8 @@ class Accesses:
         finally:
             for record in records:
                 if not keep:
-                    self._untouch(record)
+                    if window is None or record is not records[0]:
+                        self._untouch(record)
                 elif isinstance(result, torch.Tensor) or offload.serves_faults:
                     self._shown[record] = record.tensor.nbytes
         return result

@@ -9,7 +9,8 @@ memory from step to step: the first gradient of a step overwrites the old conten
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, List
+import sys
+from typing import TYPE_CHECKING, Dict, List
 
 import torch
 
@@ -20,7 +21,7 @@ from .._library import unchecked
 from .._runtime import Runtime
 from .._tensor import Tensor
 from ..errors import error_of
-from ._records import Record, flat, own_grad, set_own_grad
+from ._records import Record, flat, own_grad, set_own_grad, users_of
 
 if TYPE_CHECKING:
     from ._offload import Offload
@@ -37,6 +38,29 @@ _reduce = unchecked("stw_reduce")
 _reduce.argtypes = [ctypes.c_void_p] * 3
 _task = torch._C._current_graph_task_id
 _Off = torch._C.DisableTorchFunctionSubclass
+
+
+def _program_has(parameter: torch.Tensor) -> bool:
+    """Whether anything but the parameter refers to its `.grad`, or to the memory of it."""
+    grad = _get_grad(parameter)
+    return grad is not None and (sys.getrefcount(grad) > _BASE or users_of(grad) > 1)
+
+
+_BASE = 1 << 30
+_probe = torch.nn.Parameter(torch.zeros(1))
+_probe.grad = torch.zeros(1)
+
+
+def _measure() -> int:
+    """The references that a gradient has in _program_has() while only its parameter has it."""
+    global _BASE
+    _BASE = 1
+    while _program_has(_probe):
+        _BASE += 1
+    return _BASE
+
+
+_BASE = _measure()
 
 
 class Arrived:
@@ -95,6 +119,7 @@ class Gradients:
     def __init__(self, offload: "Offload", ranks: int) -> None:
         self._offload = offload
         self.small = Arrived(offload.runtime)
+        self._given: Dict[Record, None] = {}  # whose `.grad` the program has set
         # Over ranks the sum must be the mean.
         self._reduce_options = [_abi.stw_reduce_options.initial(scale=1.0 / ranks, flags=flags)
                                 for flags in (0, _abi.STW_REDUCE_MORE)]
@@ -107,8 +132,10 @@ class Gradients:
         task = _task()
         if offload.in_backward is not None:
             offload.in_backward.coming(record)
-        if (record.place is not None and not record.has_gradient and not record.spent
-                and parameter is record.parameter):  # else it stands for a part of a parameter
+        whole = parameter is record.parameter  # else it stands for a part of a parameter
+        if whole and record.given:
+            pass  # autograd has added it to the program's memory
+        elif record.place is not None and not record.has_gradient and not record.spent and whole:
             self.small.put(record, offload.backward.knows(task))
         else:
             grad = own_grad(parameter)
@@ -125,6 +152,42 @@ class Gradients:
                 offload.backward.release(unit)
         if offload.in_backward is not None:
             offload.in_backward.arrived(record)
+
+    def give(self, record: Record, grad: torch.Tensor) -> None:
+        """The program sets `.grad`: its tensor is filled by backward passes while the program has
+        it, and moves to tiers when it has not."""
+        offload = self._offload
+        if offload.ranks is not None or offload.in_backward is not None or record.large:
+            record.add_gradient(grad)
+            return
+        for each in list(self._given):
+            if each is not record and not _program_has(each.parameter):
+                self._take(each)
+        set_own_grad(record.parameter, grad)
+        record.given = True
+        self._given[record] = None
+
+    def _take(self, record: Record) -> None:
+        del self._given[record]
+        if record.given:
+            record.given = False
+            grad = own_grad(record.parameter)
+            if grad is not None:
+                set_own_grad(record.parameter, None)
+                record.add_gradient(grad)
+
+    def lend(self, record: Record) -> None:
+        """Show a kernel the values that the program has in `.grad`."""
+        grad = own_grad(record.parameter)
+        if grad is not None:
+            record.add_gradient(grad.detach().clone())
+
+    @staticmethod
+    def lent(record: Record) -> None:
+        """The kernel is done with them; `.grad` remains the program's."""
+        if record.has_gradient and not record.spent and record.place is None:
+            record.discard_gradient()
+        record.has_gradient = record.spent = False
 
     def reduce(self, gradient: Tensor, source: torch.Tensor, more: bool) -> None:
         """Pass a gradient's memory on, to be added after the call. more: to this rank's part."""

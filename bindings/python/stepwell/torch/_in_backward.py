@@ -102,6 +102,10 @@ class InBackward:
                 f"and {self._what_was_done()}: with update_in_backward, change hyper-parameters "
                 "before backward() or after step(), or offload without it")
 
+    def has_taken(self, record: Record) -> bool:
+        """Whether this step has updated it already."""
+        return record in self._taken
+
     def end_step(self) -> None:
         self._armed = True
         self._forget()

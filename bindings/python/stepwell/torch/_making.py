@@ -63,6 +63,12 @@ def check_updates(optimizer: Optional[torch.optim.Optimizer], keep_gradients: bo
                   update_in_backward: bool, find_unused_parameters: bool) -> None:
     if update_in_backward and optimizer is None:
         raise ValueError("update_in_backward=True needs the optimizer: give it to offload()")
+    if (update_in_backward and optimizer is not None and _optimizer.kind_of(optimizer) is None
+            and not type(optimizer).__module__.startswith("torch.optim.")):
+        raise ValueError(
+            f"update_in_backward=True runs an optimizer for one parameter after the other, and "
+            f"{type(optimizer).__name__} is no class of torch.optim, whose code does nothing for "
+            "all of them together: leave the argument out")
     if update_in_backward and keep_gradients:
         raise ValueError("update_in_backward=True uses up each gradient in backward, so "
                          "keep_gradients=True has none to keep: give one of them")

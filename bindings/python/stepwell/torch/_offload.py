@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from typing import Any, ContextManager, Dict, Iterator, List, Optional, Tuple, Union
 
 import torch
@@ -13,16 +14,18 @@ from .. import _abi
 from .._options import Device
 from .._phase import Phase, Step
 from .._runtime import Runtime
+from ..errors import BusyError
 from . import _optimizer, _tiles
 from ._accesses import Accesses, copies_begin, copies_end
 from ._commits import Commits
 from ._division import cut, stays
 from ._gradients import Gradients
 from ._in_backward import InBackward
+from ._lazy import Window
 from ._making import check_updates, checked, need, offloads, spec_of
 from ._progress import Meter, Progress
 from ._ranks import Ranks
-from ._records import Record, set_own_grad
+from ._records import Record, own_grad, set_own_grad
 from ._saved import Backward, Hooks
 from ._sizes import Places, Size, nvme_of, size_of
 from ._spill import Spill
@@ -67,6 +70,10 @@ class Offload:
         self.ranks: Optional[Ranks] = Ranks(self) if ranks > 1 else None
         self.spill: Optional[Spill] = None  # if saved tensors may be moved to nvme
         self.held: List[Unit] = []  # released at the next mark
+        self.sources: Any = weakref.WeakSet()  # of lazy tensors
+        self.window: Optional[Window] = None  # during a step by an optimizer's own code
+        self.ended: List[Any] = []  # tensors that nothing refers to any more
+        self._addresses: List[torch.Tensor] = []  # given out since the last mark
         self.resident = False  # everything fits in the device budget permanently
         self.kept: Dict[Unit, None] = {}
         self.optimizer: Optional[torch.optim.Optimizer] = None
@@ -203,11 +210,28 @@ class Offload:
     def mark(self) -> None:
         """End the accesses outside units."""
         self.end_kept()
+        if self.window is not None:
+            self.window.end()
+        self._addresses.clear()
+        if self.ended:
+            self.destroy_ended()
         self.accesses.end()
         while self.held:
             self.held.pop().leave()
         self.backward.clear()
         self.copied.mark()
+
+    def hold(self, memory: torch.Tensor) -> None:
+        """Keep memory pinned until the next mark, since its address was given out."""
+        self._addresses.append(memory)
+
+    def destroy_ended(self) -> None:
+        ended, self.ended = self.ended, []
+        for tensor in ended:
+            try:
+                tensor.destroy()
+            except BusyError:  # an array over its memory is left
+                self.ended.append(tensor)
 
     def end_kept(self) -> None:
         """Release the views that units keep for their backward pass."""
@@ -245,9 +269,12 @@ class Offload:
         if self.model is not None:
             self.let_go(self.model)
         for record in self.records:
-            gradient = record.gradient_copy() if record.has_gradient and not record.spent else None
+            gradient = (record.gradient_copy() if record.has_gradient and not record.spent
+                        else own_grad(record.parameter))
             record.restore()
             record.parameter.grad = gradient
+        for source in list(self.sources):
+            source.settle()
         if hasattr(self.optimizer, "_stepwell"):
             _optimizer.restore(self.optimizer)
         self.closed = True

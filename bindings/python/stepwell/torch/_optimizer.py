@@ -3,15 +3,15 @@
 
 Its class is replaced by one derived from Streamed and its old class, so that schedulers, scalers
 and trainers keep their object. AdamW, Adam, SGD and Adagrad are stepped by kernels of the library.
-Any other optimizer runs its own code, for one parameter after the other, over states that are
-tensors of the library.
+Any other optimizer runs its own code, once a step, over parameters, gradients and states that are
+fetched as its loop reaches them.
 """
 from __future__ import annotations
 
-import copy
+import collections
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
 
@@ -20,13 +20,16 @@ from .._optimizer import Hyper
 from .._optimizer import Optimizer as Kernel
 from .._tensor import TensorSpec
 from ..errors import BudgetError
+from ._lazy import Lazy, Window, alone
 from ._records import (
-    DTYPES, TRAINED, Record, at_address, memory_order, own_grad, read, set_own_grad, write,
+    CONSUMED, DTYPES, TRAINED, Record, memory_order, own_grad, set_own_grad, write,
 )
+from ._states import CountSource, ParameterState, States, StateSource, copied, parts
 
 if TYPE_CHECKING:
     from ._offload import Offload
 
+MASTER = "master_param"  # the name in state_dict() of a 16-bit parameter's fp32 master
 _SMALL = 4096  # bytes; states up to this size stay in plain memory
 _Off = torch._C.DisableTorchFunctionSubclass  # for fields of parameters that may be Absent
 
@@ -55,10 +58,11 @@ class _Kind:
 
     def __init__(self, algorithm: Callable[[Dict[str, Any]], str],
                  hyper: Callable[[Dict[str, Any]], Hyper],
-                 states: Dict[str, str]) -> None:
+                 states: Dict[str, str], eager: bool = False) -> None:
         self.algorithm = algorithm
         self.hyper = hyper
         self.states = states  # maps torch's names to the library's
+        self.eager = eager    # torch makes the states in the constructor
 
 
 _KINDS = {
@@ -68,13 +72,14 @@ _KINDS = {
         lambda group: "adamw" if group.get("decoupled_weight_decay") else "adam", _adam,
         {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}),
     torch.optim.SGD: _Kind(lambda group: "sgd", _sgd, {"momentum_buffer": "momentum"}),
-    torch.optim.Adagrad: _Kind(lambda group: "adagrad", _adagrad, {"sum": "sum"}),
+    torch.optim.Adagrad: _Kind(lambda group: "adagrad", _adagrad, {"sum": "sum"}, eager=True),
 }
 
 
-def kind_of(optimizer: torch.optim.Optimizer) -> Optional[_Kind]:
-    """The kernel of an optimizer; None: it runs its own code."""
-    kind = _KINDS.get(type(optimizer))
+def kind_of(optimizer: torch.optim.Optimizer, own: Any = None) -> Optional[_Kind]:
+    """The kernel of an optimizer; None: it runs its own code. own: its class before offload()."""
+    own = own or type(optimizer)
+    kind = _KINDS.get(own)
     if kind is None:
         return None
     algorithms = {kind.algorithm(group) for group in optimizer.param_groups}
@@ -83,7 +88,7 @@ def kind_of(optimizer: torch.optim.Optimizer) -> Optional[_Kind]:
             return None
         if group.get("initial_accumulator_value"):
             return None
-    if type(optimizer) is torch.optim.SGD:
+    if own is torch.optim.SGD:
         # Groups with and without momentum differ in states; a kernel has only one form.
         if len({bool(group["momentum"]) for group in optimizer.param_groups}) > 1:
             return None
@@ -111,6 +116,13 @@ def check_parameters(optimizer: torch.optim.Optimizer, known: Set[int]) -> None:
         raise TypeError(f"{optimizer!r} is no torch.optim.Optimizer")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TypeError("LBFGS works on all parameters at once, which tiers do not hold")
+    if kind_of(optimizer) is None:
+        for form in ("foreach", "fused"):
+            if any(group.get(form) for group in optimizer.param_groups):
+                raise TypeError(
+                    f"{type(optimizer).__name__} with {form}=True is run by its own code, which "
+                    f"works on all parameters at once then, and tiers do not hold them: make it "
+                    f"with {form}=False, which goes from one to the next")
     every = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     foreign = sum(id(parameter) not in known for parameter in every)
     if foreign:
@@ -123,19 +135,24 @@ class Streamed:
 
     _stepwell: "Steps"
     param_groups: List[Dict[str, Any]]
-    state: Dict[Any, Any]
 
-    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._stepwell.step()
-        return loss
+    @property
+    def state(self) -> Any:
+        steps = self.__dict__.get("_stepwell")
+        return self.__dict__["state"] if steps is None else steps.state
+
+    @state.setter
+    def state(self, values: Any) -> None:
+        self._stepwell.state.replace(values)
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._stepwell.step(args, kwargs)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        steps = self._stepwell
-        steps.offload.mark()
+        self._stepwell.offload.mark()
+        if not set_to_none or self._stepwell.own_zero_grad:
+            super().zero_grad(set_to_none)  # type: ignore[misc]
+            return
         with _Off():
             for group in self.param_groups:
                 for parameter in group["params"]:
@@ -152,11 +169,18 @@ class Streamed:
         super().add_param_group(param_group)  # type: ignore[misc]
 
     def state_dict(self) -> Dict[str, Any]:
-        """Like torch's, with copies of the states in memory."""
+        """Like torch's, whose tensors are the states themselves: they stay in tiers until they are
+        used, and a copy or a file of them has their values."""
         return self._stepwell.state_dict()
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         self._stepwell.load_state_dict(state_dict)
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        values = state.pop("state", None)  # torch's load_state_dict() passes it this way
+        super().__setstate__(state)  # type: ignore[misc]
+        if values is not None:
+            self.state = values
 
     def __getstate__(self) -> Dict[str, Any]:
         raise TypeError("an offloaded optimizer is not pickled or copied: use state_dict()")
@@ -182,13 +206,14 @@ def convert(optimizer: torch.optim.Optimizer, offload: "Offload") -> "Steps":
             "__module__": before.__module__, "__doc__": before.__doc__})
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+    before_state = optimizer.__dict__.pop("state")
+    optimizer.__class__ = made
+    optimizer._stepwell = steps  # type: ignore[attr-defined]
     if resumed is not None:
         steps.resume(resumed)
     else:
-        steps.load(dict(optimizer.state))
-    optimizer.state.clear()
-    optimizer.__class__ = made
-    optimizer._stepwell = steps  # type: ignore[attr-defined]
+        steps.state.replace(before_state)
+    steps.settle()
     optimizer._patch_step_function()  # type: ignore[no-untyped-call]
     _rewrap_step(optimizer)
     return steps
@@ -229,11 +254,20 @@ def _resume_groups(optimizer: torch.optim.Optimizer, resumed: Dict[str, Any]) ->
 def restore(optimizer: torch.optim.Optimizer) -> None:
     """Restore the optimizer's original class, and its states in plain memory."""
     steps: Steps = optimizer._stepwell  # type: ignore[attr-defined]
-    state = steps.states()
     optimizer.__class__ = steps.before
     del optimizer._stepwell  # type: ignore[attr-defined]
     _rewrap_step(optimizer)
-    optimizer.state.update(state)
+    steps.restore()
+
+
+def _in_memory(states: States) -> Any:
+    """The mapping as torch has it, after close()."""
+    found: Any = collections.defaultdict(dict)
+    for parameter, state in states.items():
+        found[parameter] = {
+            name: value._source.plain if isinstance(value, Lazy) and value.size()
+            == value._source.size else copied(value) for name, value in parts(state)}
+    return found
 
 
 class Steps:
@@ -243,6 +277,8 @@ class Steps:
         self.optimizer = optimizer
         self.offload = offload
         self.before: Any = type(optimizer)
+        self.own_zero_grad = self.before.zero_grad is not torch.optim.Optimizer.zero_grad
+        self.state = States(self)
 
     def records(self) -> List[Tuple[int, Record]]:
         """(group, record) of each parameter, in the optimizer's order."""
@@ -251,54 +287,74 @@ class Steps:
                 for at, group in enumerate(self.optimizer.param_groups)
                 for parameter in group["params"]]
 
+    def record_of(self, parameter: Any) -> Optional[Record]:
+        """The record of a key of optimizer.state."""
+        return self.offload.by_parameter.get(id(parameter))
+
     def settings(self) -> List[Dict[str, Any]]:
         """The hyper-parameters of the groups."""
         return [_settings(group) for group in self.optimizer.param_groups]
 
-    def step(self) -> None:
+    def step(self, args: Any, kwargs: Any) -> Any:
+        """The optimizer's step(), with its arguments."""
+        raise NotImplementedError
+
+    def _begin(self) -> List[Tuple[int, Record]]:
+        """The beginning of a step; returns all (group, record)."""
         offload = self.offload
         if offload.in_backward is not None:
             offload.in_backward.check_settings()
         offload.mark()
-        # Gradients that the program has set itself, or that are older than the parameter's hook.
         every = self.records()
         with _Off():
             for _, record in every:
                 if record.hooked is None and record.parameter.requires_grad:
                     record.hook()
                 own = own_grad(record.parameter)
-                if own is not None:
+                if own is not None and not record.given:  # older than the parameter's hook
                     set_own_grad(record.parameter, None)
                     record.add_gradient(own)
         if offload.ranks is not None:
             offload.ranks.begin()
             offload.ranks.settle(self.may_be_empty(every))
-        due = [(group, record) for group, record in every
-               if record.has_gradient and not record.spent]
-        try:
-            if due:
-                self.update(due)
-            if offload.in_backward is not None:
-                offload.in_backward.end_step()
-        finally:
-            offload.end_step()
+        return every
+
+    def _due(self, every: List[Tuple[int, Record]]) -> List[Tuple[int, Record]]:
+        """Those that have a gradient, without those that were updated in backward."""
+        taken = self.offload.in_backward
+        for _, record in every:
+            if record.spent and (taken is None or not taken.has_taken(record)):
+                raise RuntimeError(
+                    f"step() needs the gradient of {record.label()}, which was {CONSUMED}: call "
+                    "zero_grad() before the next backward pass, or offload with "
+                    "keep_gradients=True")
+        return [(group, record) for group, record in every
+                if record.has_gradient and not record.spent]
 
     def may_be_empty(self, every: List[Tuple[int, Record]]) -> Set[Record]:
-        """Parameters that update() skips if their gradient is empty."""
+        """Parameters that a step skips if their gradient is empty."""
         return set()
-
-    def update(self, due: List[Tuple[int, Record]]) -> None:
-        raise NotImplementedError
 
     def update_early(self, due: List[Tuple[int, Record]]) -> None:
         """Update parameters during backward. Those without room are left to step()."""
         raise NotImplementedError
 
-    def states(self) -> Dict[torch.Tensor, Dict[str, Any]]:
+    # -- states -----------------------------------------------------------------------------------
+
+    def read_state(self, state: ParameterState, name: Any) -> None:
+        """The program reads an entry."""
+
+    def state_set(self, state: ParameterState, name: Any) -> None:
+        """The program has assigned an entry, or removed it."""
         raise NotImplementedError
 
-    def load(self, state: Dict[Any, Dict[str, Any]]) -> None:
+    def settle(self) -> None:
+        """Move what the program has assigned to tiers."""
         raise NotImplementedError
+
+    def restore(self) -> None:
+        """Give the optimizer plain states, after close()."""
+        self.optimizer.state = _in_memory(self.state)
 
     def kept(self) -> Dict[str, Any]:
         """Its part of a generation's metadata."""
@@ -309,20 +365,19 @@ class Steps:
         raise NotImplementedError
 
     def state_dict(self) -> Dict[str, Any]:
-        optimizer = self.optimizer
-        optimizer.state.update(self.states())
-        try:
-            return self.before.state_dict(optimizer)  # type: ignore[no-any-return]
-        finally:
-            optimizer.state.clear()
+        self.settle()
+        made = self.before.state_dict(self.optimizer)
+        made["state"] = {key: self.saved(value) if isinstance(value, ParameterState) else value
+                         for key, value in made["state"].items()}
+        return made  # type: ignore[no-any-return]
+
+    def saved(self, state: ParameterState) -> Dict[Any, Any]:
+        """A parameter's part of state_dict()."""
+        return dict(parts(state))
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        optimizer = self.optimizer
-        try:
-            self.before.load_state_dict(optimizer, state_dict)
-            self.load(dict(optimizer.state))
-        finally:
-            optimizer.state.clear()
+        self.before.load_state_dict(self.optimizer, state_dict)
+        self.settle()
 
 
 class KernelSteps(Steps):
@@ -334,6 +389,10 @@ class KernelSteps(Steps):
         self._given: Dict[int, Hyper] = {}
         group = optimizer.param_groups[0]
         self.momentum = type(optimizer) is not torch.optim.SGD or bool(group["momentum"])
+        self.names = dict(kind.states) if self.momentum else {}
+        self.counts = type(optimizer) is not torch.optim.SGD  # whether torch has a state "step"
+        self._changed: Dict[Record, ParameterState] = {}  # by the program, and not in the kernel
+        self._pending = False   # an update may still be under way
         self.kernel = Kernel(offload.runtime, kind.algorithm(group), kind.hyper(group),
                              name="optimizer", durable=offload.commits is not None,
                              torch_order=torch_order(optimizer))
@@ -351,49 +410,150 @@ class KernelSteps(Steps):
                                       for record in fresh], group=group)
             for record in fresh:
                 record.group = group
+                self._changed.setdefault(record, self.state.shown(record))
+            for at, record in pairs:
+                if at == group and record.group != group:
+                    raise RuntimeError(
+                        f"{record.label()} was updated in group {record.group} of the optimizer "
+                        f"and is in group {group} now: a parameter in tiers keeps its group, so "
+                        "close() the model, change the groups and offload again")
 
     def _set_hyper(self, group: int) -> None:
-        hyper = self.kind.hyper(self.optimizer.param_groups[group])
-        if self._given.get(group) != hyper:
-            self.kernel.set_hyper(hyper, group=group)
-            self._given[group] = hyper
+        settings = self.optimizer.param_groups[group]
+        hyper = self.kind.hyper(settings)
+        if self._given.get(group) == hyper:
+            return
+        if bool(settings.get("momentum", self.momentum)) != self.momentum:
+            raise RuntimeError(
+                f"the momentum of group {group} is {settings['momentum']} now, and the optimizer "
+                f"was offloaded {'with' if self.momentum else 'without'} momentum, by which its "
+                "states were made: close() the model and offload again")
+        self.kernel.set_hyper(hyper, group=group)
+        self._given[group] = hyper
+
+    def step(self, args: Any, kwargs: Any) -> Any:
+        loss = None
+        closure = _closure(*args, **kwargs)
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if kind_of(self.optimizer, self.before) is None:
+            raise RuntimeError(
+                f"{self.before.__name__} was offloaded to be stepped by a kernel, and its groups "
+                "ask for what no kernel has now (amsgrad, capturable, differentiable, groups that "
+                "differ in having momentum): close() the model and offload again")
+        offload = self.offload
+        try:
+            every = self._begin()
+            lent = [record for _, record in every if record.given]
+            for record in lent:
+                offload.gradients.lend(record)
+            due = self._due(every)
+            if due:
+                self.update(due)
+            for record in lent:
+                offload.gradients.lent(record)
+            if offload.in_backward is not None:
+                offload.in_backward.end_step()
+        finally:
+            offload.end_step()
+        return loss
 
     def update(self, due: List[Tuple[int, Record]]) -> None:
         self._add(due)
+        if self._changed:
+            self.settle()
         for keep in (False, True):  # a gradient with its own place keeps it
             tensors = [record.tensor for _, record in due
                        if (self.offload.keep_gradients or record.place is not None) == keep]
             if tensors:
+                self._pending = True
                 self.kernel.step(tensors, verdict=False, keep_gradients=keep)
         for _, record in due:
             record.changes += 1
             record.spent = not self.offload.keep_gradients
+            if not self.state.get(record.parameter):
+                self._show(record)
 
     def may_be_empty(self, every: List[Tuple[int, Record]]) -> Set[Record]:
         return {record for _, record in every}
 
     update_early = update  # a queued step waits for its room after the call
 
-    def states(self) -> Dict[torch.Tensor, Dict[str, Any]]:
-        found = {}
-        for _, record in self.records():
-            count = self.kernel.count(record.tensor) if record.group >= 0 else 0
-            if not count:
+    # -- states -----------------------------------------------------------------------------------
+
+    def count(self, record: Record) -> int:
+        """The number of its updates, those under way included."""
+        if self._pending:
+            self.offload.runtime.drain()
+            self._pending = False
+        return self.kernel.count(record.tensor) if record.group >= 0 else 0
+
+    def set_count(self, record: Record, count: int) -> None:
+        self.count(record)  # no update may be under way
+        self.kernel.set_count(record.tensor, count)
+
+    def _show(self, record: Record) -> None:
+        """Make the entries that torch has after the first update."""
+        if not self.names and not self.counts:
+            return
+        state = self.state.shown(record)
+        if self.counts:
+            state.show("step", CountSource(self, record).lazy())
+        for name, own in self.names.items():
+            state.show(name, self._lazy(record, name, own))
+
+    def _lazy(self, record: Record, name: str, own: str) -> Lazy:
+        return StateSource(record, name, self.kernel.state(record.tensor, own), record.size,
+                           record.stride, torch.float32, owned=False).lazy()
+
+    def state_set(self, state: ParameterState, name: Any) -> None:
+        if name in self.names or name in ("step", MASTER):
+            self._changed[state.record] = state
+
+    def settle(self) -> None:
+        """Give the kernel the states that the program has assigned."""
+        changed, self._changed = self._changed, {}
+        for record, state in changed.items():
+            if record.group >= 0:  # else the entries wait until it is added
+                self._give(record, state)
+
+    def _give(self, record: Record, state: ParameterState) -> None:
+        values = dict(parts(state))
+        present = [name for name in self.names if values.get(name) is not None]
+        if not present:
+            if self.count(record):
+                self.kernel.set_count(record.tensor, 0)
+                for own in self.names.values():
+                    self.kernel.state(record.tensor, own).fill(0)
+            if self.counts and "step" in values and self.names:
+                self._changed[record] = state
+                raise KeyError(next(name for name in self.names if name not in values))
+            return
+        missing = [name for name in self.names if name not in present]
+        if missing or self.counts and "step" not in values:
+            self._changed[record] = state
+            raise KeyError((missing + ["step"])[0])  # as torch does
+        self.count(record)
+        for name, own in self.names.items():
+            value = values[name]
+            tensor = self.kernel.state(record.tensor, own)
+            if isinstance(value, Lazy) and getattr(value._source, "tensor", None) is tensor:
                 continue
-            values: Dict[str, Any] = {}
-            if not isinstance(self.before(
-                    [torch.nn.Parameter(torch.zeros(1))], lr=0.1), torch.optim.SGD):
-                values["step"] = torch.tensor(float(count))
-            for name, own in self.kind.states.items():
-                if not self.momentum:
-                    values[name] = None
-                    continue
-                values[name] = read(self.kernel.state(record.tensor, own), record.size,
-                                    record.stride, torch.float32)
-            found[record.parameter] = values
-        return found
+            if tuple(value.size()) != record.size:
+                raise RuntimeError(
+                    f"the state '{name}' of {record.label()} is {tuple(value.size())}, and the "
+                    f"parameter is {record.size}")
+            write(tensor, value.detach().float(), record.stride)
+            state.show(name, self._lazy(record, name, own))
+        step = values.get("step", max(1, self.kernel.count(record.tensor)))
+        if not isinstance(step, Lazy):
+            self.kernel.set_count(record.tensor, int(step))
+        if self.counts and not isinstance(step, Lazy):
+            state.show("step", CountSource(self, record).lazy())
 
     def kept(self) -> Dict[str, Any]:
+        self.settle()
         return {**super().kept(), "added": [record.name for _, record in self.records()
                                             if record.group >= 0]}
 
@@ -401,44 +561,49 @@ class KernelSteps(Steps):
         """Add the parameters again, which restores their states and counts."""
         added = set(kept["added"])
         self._add([(group, record) for group, record in self.records() if record.name in added])
+        self._changed.clear()
+        for _, record in self.records():
+            if self.kind.eager or self.count(record):
+                self._show(record)
 
-    def load(self, state: Dict[Any, Dict[str, Any]]) -> None:
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """As torch's, but states of 16-bit parameters keep their own dtype: torch converts them to
+        the parameter's, and the kernel has them in fp32."""
+        seen: List[Dict[str, Any]] = []
+        handle = self.optimizer.register_load_state_dict_pre_hook(
+            lambda _, given: seen.append(given))
+        try:
+            self.before.load_state_dict(self.optimizer, state_dict)
+        finally:
+            handle.remove()
+        given = seen[0]["state"]
+        numbers = [number for group in seen[0]["param_groups"] for number in group["params"]]
+        for number, (_, record) in zip(numbers, self.records()):
+            if record.dtype.itemsize < 4 and number in given:
+                state = self.state[record.parameter]
+                state.update({name: value for name, value in given[number].items()
+                              if isinstance(value, torch.Tensor)})
         self._add([(group, record) for group, record in self.records()
-                   if record.parameter in state])
-        for parameter, values in state.items():
-            record = self.offload.by_parameter[id(parameter)]
-            for name, own in self.kind.states.items():
-                if values.get(name) is not None:
-                    write(self.kernel.state(record.tensor, own), values[name].float(),
-                          record.stride)
-            self.kernel.set_count(record.tensor, int(values.get("step", 1)))
+                   if any(name in self.names for name in self.state.get(record.parameter, ()))])
+        self.settle()
         for group in range(len(self.optimizer.param_groups)):
             if group in self._given:
                 self._set_hyper(group)
 
 
-class _State:
-    """A state of an optimizer without a kernel, in a tensor of the library."""
-
-    def __init__(self, record: Record, name: str, value: torch.Tensor) -> None:
-        self.size = tuple(value.size())
-        self.stride = memory_order(value)
-        self.dtype = value.dtype
-        self.tensor = record.offload.runtime.create_many([TensorSpec(
-            shape=value.numel(), dtype=DTYPES[value.dtype], name=f"{record.name}.{name}",
-            role="optimizer_state", neighbour=TRAINED,
-            durable=record.offload.commits is not None)])[0]
-        if value.device.type != "meta":  # else its contents come from a generation
-            write(self.tensor, value, self.stride)
-        self.alias = at_address(self.tensor, self.size, self.stride)
-
-
 class OwnSteps(Steps):
-    """Steps of the optimizer's own code, one parameter at a time."""
+    """Steps of the optimizer's own code."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, offload: "Offload") -> None:
         super().__init__(optimizer, offload)
-        self._keep: Dict[Record, Dict[str, Any]] = {}
+        self._assigned: Dict[Tuple[int, Any], ParameterState] = {}  # values that are still plain
+        self._places: Dict[str, "weakref.ref[StateSource]"] = {}    # by the name of their tensor
+        self._inner = [each for each in vars(optimizer).values()
+                       if isinstance(each, torch.optim.Optimizer)]
+        for each in self._inner:
+            states, before = States(self), each.state
+            states.replace(before)
+            each.state = states
         for _, record in self.records():
             least = 2 * record.tensor.nbytes
             if record.parameter.requires_grad and least > offload.budget:
@@ -449,140 +614,187 @@ class OwnSteps(Steps):
                     "torch.optim, which have kernels that update a parameter in parts (without "
                     "amsgrad and the like), or raise device_bytes")
 
-    def update(self, due: List[Tuple[int, Record]]) -> None:
-        self._each(due, len(due) > 1)
+    def step(self, args: Any, kwargs: Any) -> Any:
+        offload = self.offload
+        try:
+            every = self._begin()
+            if offload.in_backward is None:
+                result = self._run(args, kwargs)
+                self._consume([record for _, record in every])
+            else:
+                closure = _closure(*args, **kwargs)
+                result = None
+                if closure is not None:
+                    with torch.enable_grad():
+                        result = closure()
+                for group, record in self._due(every):
+                    self._one(group, record)
+                offload.in_backward.end_step()
+        finally:
+            offload.end_step()
+        return result
+
+    def _run(self, args: Any, kwargs: Any) -> Any:
+        offload = self.offload
+        offload.window = Window(offload)
+        try:
+            return _plain(self.before.step)(self.optimizer, *args, **kwargs)
+        finally:
+            offload.window.end()
+            offload.window = None
+            self.settle()
+
+    def _consume(self, records: List[Record]) -> None:
+        """The gradients are used up."""
+        if self.offload.keep_gradients:
+            return
+        for record in records:
+            if record.has_gradient and not record.spent:
+                if record.place is None:
+                    record.discard_gradient()
+                record.spent = True
 
     def update_early(self, due: List[Tuple[int, Record]]) -> None:
         for group, record in due:
-            changes = record.changes
+            version = record.alias._version
             try:
-                self._each([(group, record)], True)
+                self._one(group, record)
             except BudgetError:  # held units use the room
-                if record.changes != changes:
+                if record.alias._version != version:
                     raise
 
-    def _each(self, due: List[Tuple[int, Record]], among_others: bool) -> None:
-        optimizer = self.optimizer
-        parameters = [group["params"] for group in optimizer.param_groups]
-        before = self.settings()
+    def _one(self, at: int, record: Record) -> None:
+        """Run the code for one parameter, with update_in_backward."""
+        groups = self.optimizer.param_groups
+        parameters = [group["params"] for group in groups]
         try:
-            for group in optimizer.param_groups:
+            for group in groups:
                 group["params"] = []
-            for at, record in due:
-                optimizer.param_groups[at]["params"] = [record.parameter]
-                self._one(record)
-                optimizer.param_groups[at]["params"] = []
-                after = self.settings()
-                if among_others and str(after) != str(before):
-                    changed = [key for key in after[at] if str(after[at][key])
-                               != str(before[at].get(key))]
-                    raise NotImplementedError(
-                        f"{self.before.__name__} keeps {changed or 'values'} for all parameters "
-                        "together and changes it in a step, so it cannot be run for one parameter "
-                        "after the other: use one whose state is each parameter's own")
+            groups[at]["params"] = [record.parameter]
+            self._run((), {})
         finally:
-            for group, kept in zip(optimizer.param_groups, parameters):
+            for group, kept in zip(groups, parameters):
                 group["params"] = kept
+        record.changes += 1
+        self._consume([record])
 
-    def _one(self, record: Record) -> None:
-        offload, optimizer = self.offload, self.optimizer
-        kept = self._keep.setdefault(record, {})
-        states = {name: value for name, value in kept.items() if isinstance(value, _State)}
-        assert record.gradient is not None
-        views = offload.runtime.fetch_many(
-            [record.tensor, record.gradient] + [state.tensor for state in states.values()],
-            Access.READ_WRITE)
-        record.pin()
-        try:
-            shown = {name: state.alias for name, state in states.items()}
-            optimizer.state[record.parameter] = {
-                name: shown.get(name, value) for name, value in kept.items()}
-            set_own_grad(record.parameter, at_address(record.gradient, record.size, record.stride))
-            _plain(self.before.step)(optimizer)
-            result = optimizer.state.pop(record.parameter, {})
-            fresh = {}
-            for name, value in result.items():
-                if name in shown and value is shown[name]:
-                    kept[name] = states[name]
-                else:
-                    fresh[name] = value
-            for name in set(kept) - set(result):
-                del kept[name]
-        finally:
-            optimizer.state.clear()
-            set_own_grad(record.parameter, None)
-            record.seen = record.alias._version
-            record.unpin()
-            record.changes += 1
-            views.release()
-        for name, value in fresh.items():
-            kept[name] = self._kept(record, name, value, kept.get(name))
-        if not offload.keep_gradients:
-            if record.place is None:
-                record.discard_gradient()
-            record.spent = True
+    # -- states -----------------------------------------------------------------------------------
 
-    def _kept(self, record: Record, name: str, value: Any, known: Any) -> Any:
+    def _all(self) -> Iterator[Tuple[str, States]]:
+        """(suffix of names, states) of the optimizer and of those that it steps itself."""
+        yield "", self.state
+        for at, each in enumerate(self._inner):
+            if isinstance(each.state, States):
+                yield f".{at}", each.state
+
+    def read_state(self, state: ParameterState, name: Any) -> None:
+        if (id(state), name) in self._assigned and self._leave(state, name):
+            del self._assigned[id(state), name]
+
+    def state_set(self, state: ParameterState, name: Any) -> None:
+        last = next(reversed(self._assigned), None)
+        value = dict.get(state, name)
+        if isinstance(value, torch.Tensor) and not isinstance(value, Lazy):
+            self._assigned[id(state), name] = state
+        else:
+            self._assigned.pop((id(state), name), None)
+        if last is not None and last != (id(state), name) and last in self._assigned:
+            if self._leave(self._assigned[last], last[1]):
+                del self._assigned[last]
+
+    def settle(self) -> None:
+        for (key, name), state in list(self._assigned.items()):
+            if self._leave(state, name):
+                del self._assigned[key, name]
+
+    def _leave(self, state: ParameterState, name: Any) -> bool:
+        """Move a state to tiers, unless the program refers to its memory. Returns whether it has
+        not to be looked at again."""
+        value = dict.get(state, name)
         least = _SMALL if self.offload.commits is None else 4  # the room for metadata is small
-        if not isinstance(value, torch.Tensor) or value.dtype not in DTYPES \
+        if not isinstance(value, torch.Tensor) or isinstance(value, Lazy) \
+                or value.dtype not in DTYPES or value.layout is not torch.strided \
+                or value.requires_grad or value.device.type != "cpu" \
                 or value.numel() * value.element_size() <= least:
-            return value
-        if isinstance(known, _State) and known.size == tuple(value.size()) \
-                and known.dtype == value.dtype:
-            write(known.tensor, value, known.stride)
-            return known
-        if isinstance(known, _State):
-            known.tensor.destroy()
-        return _State(record, name, value)
+            return True
+        del value
+        if not alone(state, name):
+            return False
+        value = dict.get(state, name)
+        full = self._name(state, name)
+        before = self._places[full]() if full in self._places else None
+        if before is not None:  # the program has the value that was there before
+            return False
+        source = self._source(state.record, full, str(name), tuple(value.size()),
+                              memory_order(value), value.dtype)
+        assert source.tensor is not None
+        write(source.tensor, value, source.stride)
+        state.show(name, source.lazy())
+        return True
 
-    def states(self) -> Dict[torch.Tensor, Dict[str, Any]]:
-        return {record.parameter: {
-            name: read(value.tensor, value.size, value.stride, value.dtype)
-            if isinstance(value, _State) else copy.deepcopy(value)
-            for name, value in kept.items()} for record, kept in self._keep.items()}
+    def _name(self, state: ParameterState, name: Any) -> str:
+        for suffix, states in self._all():
+            if dict.get(states, state.record.parameter) is state:
+                return f"{state.record.name}{suffix}.{name}"
+        return f"{state.record.name}.{name}"
 
-    def load(self, state: Dict[Any, Dict[str, Any]]) -> None:
-        for parameter, values in state.items():
-            record = self.offload.by_parameter[id(parameter)]
-            kept = self._keep.setdefault(record, {})
-            for name, value in values.items():
-                kept[name] = self._kept(record, name, value, kept.get(name))
+    def _source(self, record: Record, full: str, name: str, size: Tuple[int, ...],
+                stride: Tuple[int, ...], dtype: torch.dtype) -> StateSource:
+        self.offload.destroy_ended()
+        elements = 1
+        for each in size:
+            elements *= each
+        tensor = self.offload.runtime.create_many([TensorSpec(
+            shape=elements, dtype=DTYPES[dtype], name=full, role="optimizer_state",
+            neighbour=TRAINED, durable=self.offload.commits is not None)])[0]
+        source = StateSource(record, name, tensor, size, stride, dtype, owned=True)
+        self._places[full] = weakref.ref(source)
+        return source
 
+    def restore(self) -> None:
+        super().restore()
+        for each in self._inner:
+            if isinstance(each.state, States):
+                each.state = _in_memory(each.state)
 
     def kept(self) -> Dict[str, Any]:
-        return {**super().kept(), "states": {
-            record.name: {name: _described(value) for name, value in kept.items()}
-            for record, kept in self._keep.items()}}
+        self.settle()
+        return {**super().kept(), "states": [
+            {record.name: {name: _described(value) for name, value in parts(state)}
+             for record, state in ((self.record_of(key), each) for key, each in states.items())
+             if record is not None} for _, states in self._all()]}
 
     def resume(self, kept: Dict[str, Any]) -> None:
-        for _, record in self.records():
-            states = kept["states"].get(record.name)
-            if states is not None:
-                self._keep[record] = {name: _of_description(record, name, value)
-                                      for name, value in states.items()}
+        for (suffix, states), found in zip(self._all(), kept["states"]):
+            for _, record in self.records():
+                for name, value in found.get(record.name, {}).items():
+                    if isinstance(value, dict) and "stride" in value:
+                        value = self._source(record, f"{record.name}{suffix}.{name}", name,
+                                             value["size"], value["stride"],
+                                             value["dtype"]).lazy()
+                    elif isinstance(value, dict) and "number" in value:
+                        value = torch.tensor(value["number"], dtype=value["dtype"])
+                    states.shown(record).show(name, value)
+
+
+def _closure(closure: Any = None) -> Any:
+    """The argument of torch's step()."""
+    return closure
 
 
 def _described(value: Any) -> Any:
     """A state for the metadata. A tensor costs hundreds of bytes there, so numbers are plain."""
-    if isinstance(value, _State):
-        return {"size": value.size, "stride": value.stride, "dtype": value.dtype}
+    if isinstance(value, Lazy):
+        source = value._source
+        return {"size": source.size, "stride": source.stride, "dtype": source.dtype}
     if isinstance(value, torch.Tensor) and value.dim() == 0 and not value.is_complex():
         return {"number": value.item(), "dtype": value.dtype}
     return value
 
 
-def _of_description(record: Record, name: str, value: Any) -> Any:
-    if isinstance(value, dict) and "stride" in value:
-        return _State(record, name, torch.empty_strided(
-            value["size"], value["stride"], dtype=value["dtype"], device="meta"))
-    if isinstance(value, dict) and "number" in value:
-        return torch.tensor(value["number"], dtype=value["dtype"])
-    return value
-
-
 def _plain(step: Any) -> Any:
-    """A class's step() without the hooks of profiler and program, which Streamed.step() runs."""
-    return getattr(step, "__wrapped__", step)
+    """A class's step() without the hooks of profiler and program, which run around Streamed's."""
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
 def _settings(group: Dict[str, Any]) -> Dict[str, Any]:

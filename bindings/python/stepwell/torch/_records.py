@@ -8,6 +8,8 @@ is an object that fetches it for each operation.
 """
 from __future__ import annotations
 
+import enum
+import weakref
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 import torch
@@ -17,7 +19,8 @@ from .._dtypes import Dtype
 from .._enums import Access
 from .._library import lib
 from .._tensor import Tensor, TensorSpec
-from ..errors import BusyError, EmptyError, check
+from ..errors import BudgetError, BusyError, EmptyError, check
+from ._lazy import READ, READ_WRITE, Lazy, Source
 
 if TYPE_CHECKING:
     from ._offload import Offload
@@ -29,8 +32,8 @@ DTYPES = {torch.float32: Dtype.F32, torch.float16: Dtype.F16, torch.bfloat16: Dt
 _grad = torch.Tensor.grad  # the C++ fields, hidden by the properties below
 _data = torch.Tensor.data
 _Off = torch._C.DisableTorchFunctionSubclass
-READ, READ_WRITE = Access.READ, Access.READ_WRITE
 TRAINED = 1  # neighbour number of tensors that a step writes; small ones share blocks
+CONSUMED = "consumed by the update of the last step"
 _VIEWS = 16         # maximum number of kept views of a parameter
 _SMALL = 256 << 10  # bytes; gradients up to this size are copied, not adopted
 
@@ -66,6 +69,8 @@ def write(to: Tensor, data: torch.Tensor, stride: Tuple[int, ...]) -> None:
     if not data.numel():
         to.fill(0)  # it has one element, since a tensor cannot be empty
         return
+    if isinstance(data, Lazy):
+        data = data.in_memory()
     source = flat(data.detach(), stride)
     options = _abi.stw_copy_options.initial()
     check(_waiting.call(to._runtime, lib.stw_tensor_write, to._use(), source.data_ptr(), options))
@@ -77,8 +82,11 @@ def read(tensor: Tensor, size: Tuple[int, ...], stride: Tuple[int, ...],
     if not out.numel():
         return out
     options = _abi.stw_copy_options.initial()
-    check(_waiting.call(tensor._runtime, lib.stw_tensor_read, tensor._use(), out.data_ptr(),
-                        options))
+    try:
+        check(_waiting.call(tensor._runtime, lib.stw_tensor_read, tensor._use(), out.data_ptr(),
+                            options))
+    except BusyError:  # this thread has it open for writing, as a signal's handler may find it
+        return at_address(tensor, size, stride).clone(memory_format=torch.preserve_format)
     return out
 
 
@@ -91,7 +99,8 @@ class Record:
     """One parameter of the model, with any number of names and modules."""
 
     __slots__ = ("offload", "name", "parameter", "tensor", "alias", "size", "stride", "dtype",
-                 "address", "pins", "changes", "seen", "gradient", "has_gradient", "spent", "lazy",
+                 "address", "pins", "changes", "seen", "gradient", "has_gradient", "spent",
+                 "source", "given",
                  "unit", "hooked", "group", "touches", "touched", "done", "frozen", "large",
                  "tiles", "elements", "place", "views", "outside")
 
@@ -108,7 +117,8 @@ class Record:
         self.gradient: Optional[Tensor] = None
         self.has_gradient = False
         self.spent = False      # an update consumed the gradient, which was not dropped since
-        self.lazy: Optional[LazyGrad] = None
+        self.source: "Optional[weakref.ref[GradSource]]" = None  # of the objects of its gradient
+        self.given = False      # the program has set `.grad` to memory of its own
         self.unit: Any = None
         self.hooked: Any = None  # the handle of its hook
         self.group = -1         # of the optimizer; -1: none
@@ -225,14 +235,11 @@ class Record:
             raise RuntimeError(
                 f"the gradient of {self.label()} is sparse, and gradients in tiers are dense: make "
                 "the layer with sparse=False")
-        if self.spent:
-            raise RuntimeError(
-                f"{self.label()} has the gradient of the last step, which its update has consumed, "
-                "and another one is to be added: call zero_grad() between steps, or offload with "
-                "keep_gradients=True")
 
     def add_gradient(self, grad: torch.Tensor) -> None:
         self.check_gradient(grad)
+        if self.spent:  # a sum with values that are gone, which every use refuses
+            return
         gradient = self.make_gradient()
         if self.large:
             self.offload.copied.end(gradient)
@@ -245,7 +252,19 @@ class Record:
                 gradients.reduce(gradient, grad, ranks is not None and ranks.keeps(self))
         self.has_gradient = True
 
+    def grad_source(self) -> "GradSource":
+        found = self.source() if self.source is not None else None
+        if found is None:
+            found = GradSource(self)
+            self.source = weakref.ref(found)
+        return found
+
     def drop_gradient(self) -> None:
+        source = self.source() if self.source is not None else None
+        self.source = None
+        if source is not None and self.has_gradient:
+            source.leave()
+        self.given = False
         if self.large and self.gradient is not None:
             self.offload.copied.forget(self.gradient)
         if self.has_gradient and not self.spent and self.gradient is not None:
@@ -341,25 +360,25 @@ class Offloaded(torch.nn.Parameter):
             record.offload.ranks.settle()
         if own is not None or not record.has_gradient:
             return own
-        if record.lazy is None:
-            record.lazy = LazyGrad(record)
-        return record.lazy
+        return record.grad_source().lazy()
 
     @grad.setter
     def grad(self, grad: Optional[torch.Tensor]) -> None:
         record = self._stepwell
-        if isinstance(grad, LazyGrad) and grad._record is record:
+        source = record.source() if record.source is not None else None
+        if isinstance(grad, Lazy) and source is not None and grad is source.lazy():
             return
+        if grad is not None and (grad.size() != self.size() or grad.dtype != self.dtype):
+            raise RuntimeError(
+                f"a gradient of {tuple(grad.size())}, {grad.dtype} for {record.label()} of "
+                f"{record.size}, {record.dtype}")
         if record.offload.in_backward is not None:
             record.offload.in_backward.dropped(record)
+        values = grad.clone() if isinstance(grad, Lazy) else grad
         record.drop_gradient()
         set_own_grad(self, None)
-        if grad is not None:
-            if grad.size() != self.size() or grad.dtype != self.dtype:
-                raise RuntimeError(
-                    f"a gradient of {tuple(grad.size())}, {grad.dtype} for {record.label()} of "
-                    f"{record.size}, {record.dtype}")
-            record.add_gradient(grad)
+        if values is not None:
+            record.offload.gradients.give(record, values)
 
     @grad.deleter
     def grad(self) -> None:
@@ -434,100 +453,106 @@ def find_absent(values: Any, found: List[Record]) -> None:
             find_absent(value.values(), found)
 
 
-class LazyGrad(torch.Tensor):
-    """A gradient in tiers: each operation fetches it, and tensors over its memory pin it."""
+class _Gradient(enum.Enum):
+    """Where the values of a GradSource are."""
 
-    _record: Record
+    PRESENT = 0  # in the parameter's gradient tensor
+    MOVED = 1    # in a tensor of the source's own, since the gradient was dropped
+    GONE = 2     # nowhere: an update had consumed them
 
-    @staticmethod
-    def __new__(cls, record: Record) -> "LazyGrad":
-        made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, record.size, strides=record.stride, dtype=record.dtype,
-            device=record.alias.device)
-        made._record = record
-        return made  # type: ignore[no-any-return]
+
+class GradSource(Source):
+    """The bytes of a parameter's gradient. If the gradient is dropped while the program still has
+    an object of it, its values move to a tensor of the source's own."""
+
+    __slots__ = ("record", "_lazy", "_state", "_moved")
 
     def __init__(self, record: Record) -> None:
-        pass
+        super().__init__(record.offload, record.size, record.stride, record.dtype)
+        self.record = record
+        self._state = _Gradient.PRESENT
+        self._moved: Optional[Tensor] = None
+        self._lazy: "Optional[weakref.ref[Lazy]]" = None
 
-    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f"<gradient of {self._record.label()}, in tiers>"
+    @property
+    def owner(self) -> Record:
+        return self.record
 
-    def __deepcopy__(self, memo: Dict[int, Any]) -> torch.Tensor:
-        return self._record.gradient_copy()
+    @property
+    def copied(self) -> bool:
+        return self.record.large
 
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = func._schema.name
-        writes = {at for at, argument in enumerate(func._schema.arguments)
-                  if argument.alias_info is not None and argument.alias_info.is_write}
-        if "_foreach_" in name and args and isinstance(args[0], (list, tuple)):
-            return _one_by_one(func, args, kwargs, writes)
-        if args and type(args[0]) is LazyGrad and args[0]._record.tiles is not None:
-            result = args[0]._record.offload.copied.by_tiles(args[0], func, args, kwargs)
-            if result is not None:
-                return result
-        named = {argument.name for argument in func._schema.arguments
-                 if argument.alias_info is not None and argument.alias_info.is_write}
-        own: _Own = []
-        result = func(*[_shown(value, at in writes, own) for at, value in enumerate(args)],
-                      **{key: _shown(value, key in named, own) for key, value in kwargs.items()})
-        _used(own, result)
-        for tensor, lazy, _ in own:
-            if result is tensor:
-                return lazy
-        return result
+    def label(self) -> str:
+        return f"the gradient of {self.record.label()}"
 
-    def _pinned(self, write: bool) -> torch.Tensor:
-        """A tensor over its memory that holds the pin."""
-        record = self._record
-        if record.offload.in_backward is not None:
-            record.offload.in_backward.check_use(record)
-        if not record.has_gradient or record.spent or record.gradient is None:
+    def lazy(self) -> Lazy:
+        """The object that `.grad` returns, the same one while the program has it."""
+        found = self._lazy() if self._lazy is not None else None
+        if found is None:
+            found = super().lazy()
+            self._lazy = weakref.ref(found)
+        return found
+
+    def memory(self, write: bool, whole: bool) -> torch.Tensor:
+        if self.plain is not None:
+            return self.plain
+        record = self.record
+        if self._state is _Gradient.MOVED:
+            assert self._moved is not None
+            return self.fetch(self._moved, write, whole).as_strided(self.size, self.stride, 0)
+        if self._state is _Gradient.PRESENT:
+            if record.offload.in_backward is not None and record.offload.window is None:
+                record.offload.in_backward.check_use(record)
+            if whole and record.spent and record.has_gradient:
+                record.spent = False  # all of its values are new ones
+        if self._state is _Gradient.GONE or record.spent or record.gradient is None:
             raise RuntimeError(
-                f"the gradient of {record.label()} was "
-                f"{'consumed by the update of the last step' if record.spent else 'dropped'}: use "
-                "it before optimizer.step(), or offload with keep_gradients=True")
+                f"{self.label()} was "
+                f"{'dropped' if self._state is _Gradient.GONE else CONSUMED}: use it before "
+                "optimizer.step(), or offload with keep_gradients=True")
         if record.large:
             return record.offload.copied.of(record.gradient, record.size, record.stride,
                                             record.dtype)
-        view = record.offload.runtime.fetch(record.gradient, READ_WRITE if write else READ)
-        return torch.from_dlpack(view).as_strided(record.size, record.stride)
+        return self.fetch(record.gradient, write, whole).as_strided(self.size, self.stride, 0)
 
+    def used(self, memory: torch.Tensor, result: Any, wrote: bool) -> None:
+        record = self.record
+        if record.large and self._state is _Gradient.PRESENT and record.gradient is not None:
+            record.offload.copied.used(record.gradient, memory, record.stride, result, False, wrote)
 
-_Own = List[Tuple[torch.Tensor, LazyGrad, bool]]  # fetched memory, its gradient, and whether it is
-                                                  # written
+    def by_parts(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self.record.tiles is None or self._state is not _Gradient.PRESENT or type(
+                args[0]) is not Lazy or args[0].size() != self.size:
+            return None
+        return self.record.offload.copied.by_tiles(args[0], self.record, func, args, kwargs)
 
+    def leave(self) -> None:
+        """The gradient is dropped: keep its values for the program."""
+        record = self.record
+        if record.spent or record.gradient is None:
+            self._state = _Gradient.GONE
+            return
+        offload = record.offload
+        try:
+            moved = offload.runtime.create_many([TensorSpec(
+                shape=max(1, record.elements), dtype=DTYPES[record.dtype], role="grad",
+                neighbour=TRAINED)])[0]
+        except BudgetError as error:
+            raise BudgetError(
+                f"{self.label()} is dropped while the program still has it, and there is no room "
+                "to keep its values: delete what p.grad returned before zero_grad(), or raise "
+                f"nvme_bytes or device_bytes ({error})") from error
+        values = record.gradient_copy() if record.large else self.memory(False, False)
+        write(moved, values, self.stride)
+        self._moved, self._state = moved, _Gradient.MOVED
 
-def _used(own: _Own, result: Any) -> None:
-    for tensor, lazy, wrote in own:
-        record = lazy._record
-        if record.large and record.gradient is not None:
-            record.offload.copied.used(record.gradient, tensor, record.stride, result, False, wrote)
+    def settle(self) -> None:
+        if self.plain is None and self._state is _Gradient.MOVED:
+            assert self._moved is not None
+            self.plain = read(self._moved, self.size, self.stride, self.dtype)
+        elif self.plain is None and self._state is _Gradient.PRESENT and not self.record.spent:
+            self.plain = own_grad(self.record.parameter)
 
-
-def _shown(value: Any, write: bool, own: _Own) -> Any:
-    """An argument of an operation, with each gradient replaced by fetched memory."""
-    if isinstance(value, LazyGrad):
-        tensor = value._pinned(write)
-        own.append((tensor, value, write))
-        return tensor
-    if isinstance(value, (list, tuple)):
-        return type(value)(_shown(each, write, own) for each in value)
-    return value
-
-
-def _one_by_one(func: Any, args: Any, kwargs: Any, writes: Any) -> Any:
-    """An operation over lists, split by index so that one gradient at a time is fetched."""
-    n = len(args[0])
-    results = []
-    for at in range(n):
-        own: _Own = []
-        part = [[value[at]] if isinstance(value, (list, tuple)) and len(value) == n else value
-                for value in args]
-        result = func(*[_shown(value, at in writes, own) for at, value in enumerate(part)],
-                      **kwargs)
-        _used(own, result)
-        results += result if isinstance(result, (list, tuple)) else []
-    return results or None
+    def __del__(self) -> None:
+        if self._moved is not None:
+            self.offload.ended.append(self._moved)

@@ -344,9 +344,8 @@ class Copies:
         for tensor in list(self._kept):
             self.end(tensor)
 
-    def by_tiles(self, grad: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    def by_tiles(self, grad: Any, record: Record, func: Any, args: Any, kwargs: Any) -> Any:
         """An operation on a gradient, tile by tile; None if it needs the whole gradient."""
-        record: Record = grad._record
         rest = [*args[1:], *kwargs.values()]
         writes = func._schema.name.endswith("_") and torch.Tag.pointwise in func.tags
         if (not record.has_gradient or record.spent or record.gradient is None

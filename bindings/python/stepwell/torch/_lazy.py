@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lazy tensors: objects that stand for a tensor in tiers, as `.grad` and optimizer.state do.
+
+Each operation on one fetches its bytes, and a view of one is lazy too: it has the same source with
+another geometry, so that a write through any view reaches the tensor. What torch allows on a tensor
+and cannot be done on bytes in tiers (another memory, another shape in place) is refused by name.
+"""
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Set, Tuple
+
+import torch
+
+from .._enums import Access
+from .._tensor import Tensor
+from ..errors import BudgetError
+
+if TYPE_CHECKING:
+    from ._offload import Offload
+
+READ, READ_WRITE, WRITE = Access.READ, Access.READ_WRITE, Access.WRITE
+
+_detach_in_place = torch.ops.aten.detach_.default
+# Operations that write all elements of their first argument and read none of them.
+_OVERWRITES = {
+    torch.ops.aten.zero_.default, torch.ops.aten.copy_.default, torch.ops.aten.fill_.Scalar,
+    torch.ops.aten.fill_.Tensor, torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default,
+}
+
+
+class Source:
+    """The bytes behind lazy tensors, of a tensor in tiers or of memory that took its place."""
+
+    __slots__ = ("offload", "size", "stride", "dtype", "plain", "__weakref__")
+
+    def __init__(self, offload: "Offload", size: Tuple[int, ...], stride: Tuple[int, ...],
+                 dtype: torch.dtype) -> None:
+        self.offload = offload
+        self.size = size
+        self.stride = stride
+        self.dtype = dtype
+        self.plain: Optional[torch.Tensor] = None  # instead of the tiers, after close()
+        offload.sources.add(self)
+
+    @property
+    def owner(self) -> Any:
+        """The parameter's record, with which an optimizer's loop reaches the bytes."""
+        raise NotImplementedError
+
+    def label(self) -> str:
+        raise NotImplementedError
+
+    def memory(self, write: bool, whole: bool) -> torch.Tensor:
+        """A tensor over the bytes, from the beginning of its storage, that holds their pin. whole:
+        all of them will be written and none is read."""
+        raise NotImplementedError
+
+    @property
+    def copied(self) -> bool:
+        """Whether memory() returns a copy, since the bytes are never pinned as a whole."""
+        return False
+
+    def used(self, memory: torch.Tensor, result: Any, wrote: bool) -> None:
+        """An operation has used what memory() returned."""
+
+    def by_parts(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of an operation that needs no more than a part at a time; None: it does."""
+
+    def fetch(self, tensor: Tensor, write: bool, whole: bool) -> torch.Tensor:
+        """Fetch a tensor in tiers, for memory()."""
+        access = READ if not write else WRITE if whole else READ_WRITE
+        if self.offload.window is not None and not torch.is_grad_enabled():
+            return self.offload.window.fetch(self.owner, tensor, access)
+        return torch.from_dlpack(self.offload.runtime.fetch(tensor, access))
+
+    def settle(self) -> None:
+        """Take the bytes into plain memory, since the tiers are closed."""
+        raise NotImplementedError
+
+    def lazy(self) -> "Lazy":
+        return Lazy(self, self.size, self.stride, 0, self.dtype)
+
+
+class Lazy(torch.Tensor):
+    """A tensor in tiers, or a view of one."""
+
+    _source: Source
+
+    @staticmethod
+    def __new__(cls, source: Source, size: Any, stride: Any, offset: int,
+                dtype: torch.dtype) -> "Lazy":
+        made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, size, strides=stride, storage_offset=offset, dtype=dtype, device="cpu")
+        made._source = source
+        return made  # type: ignore[no-any-return]
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        form = _forms.get(func)
+        if form is None:
+            form = _forms[func] = _form_of(func)
+        if form.view and type(args[0]) is Lazy:
+            return _viewed(func, args, kwargs)
+        if form.reshapes:
+            if func is _detach_in_place:
+                return args[0]
+            lazies: Dict[Source, bool] = {}
+            _collect(args, False, lazies)
+            raise NotImplementedError(
+                f"{func.__name__} would give {next(iter(lazies)).label()} another memory or shape "
+                "in place, and its bytes are in tiers: use the form that returns a tensor, or "
+                "clone() first")
+        if form.lists and args and isinstance(args[0], (list, tuple)):
+            return _one_by_one(func, args, kwargs, form)
+        return _run(func, args, kwargs, form)
+
+    # -- what torch's own methods read from the memory -----------------------------------------
+
+    @property
+    def data(self) -> torch.Tensor:  # type: ignore[override]
+        return self.detach()
+
+    @data.setter
+    def data(self, data: torch.Tensor) -> None:
+        if data.size() != self.size() or data.dtype != self.dtype:
+            raise RuntimeError(
+                f"data of {tuple(data.size())}, {data.dtype} for {self._source.label()} of "
+                f"{tuple(self.size())}, {self.dtype}: its bytes are in tiers, which keep their "
+                "shape and dtype")
+        with torch.no_grad():
+            self.copy_(data)
+
+    def in_memory(self, write: bool = False) -> torch.Tensor:
+        """A plain tensor over the bytes, which are pinned while it lives."""
+        return _shaped(self._source.memory(write, False), self)
+
+    def numpy(self, *, force: bool = False) -> Any:
+        return self.clone().numpy(force=force) if self._source.copied else (
+            self.in_memory(True).numpy(force=force))
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.clone().__array__(*args, **kwargs)
+
+    def tolist(self) -> Any:
+        return self.clone().tolist()
+
+    def data_ptr(self) -> int:
+        memory = self.in_memory(True)
+        self._source.offload.hold(memory)
+        return memory.data_ptr()
+
+    def untyped_storage(self) -> Any:
+        memory = self.in_memory(True)
+        self._source.offload.hold(memory)
+        return memory.untyped_storage()
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        return self.in_memory(True).__dlpack__(**kwargs)
+
+    def share_memory_(self) -> Any:
+        raise NotImplementedError(f"{self._source.label()} is in tiers, whose memory is not shared "
+                                  "with other processes: share a clone() of it")
+
+    def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
+        return self.clone().__repr__(**kwargs)
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> torch.Tensor:
+        if id(self) not in memo:
+            memo[id(self)] = self.clone()
+        return memo[id(self)]  # type: ignore[no-any-return]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.clone().__reduce_ex__(protocol)
+
+
+class _Form(NamedTuple):
+    """What an operation does with its arguments."""
+
+    view: bool
+    reshapes: bool
+    lists: bool
+    writes: Set[Any]  # positions and names of the arguments that it writes
+
+
+_forms: Dict[Any, _Form] = {}
+
+
+def _form_of(func: Any) -> _Form:
+    writes: Set[Any] = set()
+    for at, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            writes.update((at, argument.name))
+    return _Form(func.is_view, torch.Tag.inplace_view in func.tags,
+                 "_foreach_" in func._schema.name, writes)
+
+
+def _viewed(func: Any, args: Any, kwargs: Any) -> Any:
+    lazy = args[0]
+    source = lazy._source
+    elements = _elements(source) * source.dtype.itemsize // lazy.dtype.itemsize
+    like = torch.empty(max(1, elements), dtype=lazy.dtype, device="meta").as_strided(
+        lazy.size(), lazy.stride(), lazy.storage_offset())
+    result = func(like, *args[1:], **kwargs)
+    if isinstance(result, (list, tuple)):
+        return type(result)(_as_lazy(source, each) for each in result)
+    return _as_lazy(source, result)
+
+
+def _as_lazy(source: Source, like: torch.Tensor) -> Lazy:
+    return Lazy(source, like.size(), like.stride(), like.storage_offset(), like.dtype)
+
+
+def _shaped(memory: torch.Tensor, lazy: torch.Tensor) -> torch.Tensor:
+    if memory.dtype != lazy.dtype:
+        memory = memory.as_strided((memory.untyped_storage().nbytes() // memory.element_size(),),
+                                   (1,), 0).view(lazy.dtype)
+    return memory.as_strided(lazy.size(), lazy.stride(), lazy.storage_offset())
+
+
+def _collect(value: Any, write: bool, found: Dict[Source, bool]) -> None:
+    if type(value) is Lazy:
+        found[value._source] = found.get(value._source, False) or write
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            _collect(each, write, found)
+
+
+def _replaced(value: Any, memories: Dict[Source, torch.Tensor],
+              shown: List[Tuple[torch.Tensor, Lazy]]) -> Any:
+    if type(value) is Lazy:
+        tensor = _shaped(memories[value._source], value)
+        shown.append((tensor, value))
+        return tensor
+    if isinstance(value, (list, tuple)):
+        return type(value)(_replaced(each, memories, shown) for each in value)
+    return value
+
+
+def _run(func: Any, args: Any, kwargs: Any, form: _Form) -> Any:
+    """Call an operation with each lazy tensor replaced by its fetched memory."""
+    wanted: Dict[Source, bool] = {}
+    for at, value in enumerate(args):
+        _collect(value, at in form.writes, wanted)
+    for name, value in kwargs.items():
+        _collect(value, name in form.writes, wanted)
+    first = args[0] if args else None
+    whole = None
+    if func in _OVERWRITES and type(first) is Lazy and first.numel() == _elements(first._source):
+        rest: Dict[Source, bool] = {}
+        _collect(args[1:], False, rest)
+        whole = None if first._source in rest else first._source
+    if len(wanted) == 1:
+        result = next(iter(wanted)).by_parts(func, args, kwargs)
+        if result is not None:
+            return result
+    memories = {source: source.memory(write, source is whole) for source, write in wanted.items()}
+    shown: List[Tuple[torch.Tensor, Lazy]] = []
+    plain = [_replaced(value, memories, shown) for value in args]
+    named = {name: _replaced(value, memories, shown) for name, value in kwargs.items()}
+    result = func(*plain, **named)
+    for source, write in wanted.items():
+        source.used(memories[source], result, write)
+    return _returned(result, shown)
+
+
+def _elements(source: Source) -> int:
+    elements = 1
+    for each in source.size:
+        elements *= each
+    return elements
+
+
+def _returned(result: Any, shown: List[Tuple[torch.Tensor, Lazy]]) -> Any:
+    if isinstance(result, (list, tuple)):
+        return type(result)(_returned(each, shown) for each in result)
+    for tensor, lazy in shown:
+        if result is tensor:
+            if tensor.size() != lazy.size():
+                raise RuntimeError(
+                    f"an output of {tuple(tensor.size())} was asked for in "
+                    f"{lazy._source.label()} of {tuple(lazy.size())}: tiers keep its shape")
+            return lazy
+    return result
+
+
+def _one_by_one(func: Any, args: Any, kwargs: Any, form: _Form) -> Any:
+    """An operation over lists, split by index so that one element at a time is fetched."""
+    n = len(args[0])
+    results: List[Any] = []
+    for at in range(n):
+        part = [[value[at]] if isinstance(value, (list, tuple)) and len(value) == n else value
+                for value in args]
+        named = {name: [value[at]] if isinstance(value, (list, tuple)) and len(value) == n
+                 else value for name, value in kwargs.items()}
+        result = _run(func, part, named, form)
+        results += result if isinstance(result, (list, tuple)) else []
+    return results or None
+
+
+class Window:
+    """What an optimizer's own loop has fetched of the parameter that it is at.
+
+    The bytes stay pinned while the loop uses the same parameter, its gradient and its states, and
+    are released when it reaches another one, so that one parameter at a time is pinned.
+    """
+
+    def __init__(self, offload: "Offload") -> None:
+        self._offload = offload
+        self._owner: Any = None
+        self._held: Dict[Tensor, Tuple[torch.Tensor, Access]] = {}
+
+    def at(self, owner: Any) -> None:
+        if owner is not self._owner:
+            self.end()
+            self._owner = owner
+
+    def end(self) -> None:
+        self._held.clear()
+        if self._owner is not None:
+            self._offload.accesses.end_touched([self._owner])
+            self._owner = None
+
+    def fetch(self, owner: Any, tensor: Tensor, access: Access) -> torch.Tensor:
+        self.at(owner)
+        held = self._held.get(tensor)
+        if held is not None:
+            if access == READ or held[1] != READ:
+                return held[0]
+            del self._held[tensor], held
+        runtime = self._offload.runtime
+        try:
+            memory = torch.from_dlpack(runtime.fetch(tensor, access))
+        except BudgetError:
+            self.end()
+            memory = torch.from_dlpack(runtime.fetch(tensor, access))
+            self._owner = owner
+        self._held[tensor] = memory, access
+        return memory
+
+
+def alone(holder: Any, key: Any) -> bool:
+    """Whether nothing but the holder refers to the tensor `holder[key]` or to its memory."""
+    value = dict.__getitem__(holder, key)
+    count = torch._C._storage_Use_Count  # type: ignore[attr-defined]
+    return (sys.getrefcount(value) <= _BASE
+            and count(value.untyped_storage()._cdata) <= 2)
+
+
+_BASE = 1 << 30
+_probe = {"": torch.zeros(1)}
+
+
+def _measure() -> int:
+    """The references that a tensor has in alone(), while only the holder has it."""
+    least = 1
+    global _BASE
+    while True:
+        _BASE = least
+        if alone(_probe, ""):
+            return least
+        least += 1
+
+
+_BASE = _measure()

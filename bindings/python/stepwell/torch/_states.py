@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""optimizer.state of an offloaded optimizer: the mapping of torch, whose tensors are in tiers.
+
+The dicts hold lazy tensors (_lazy.py). A tensor that the program assigns is kept as it is, since it
+may hold it under another name, and moves to tiers when its Steps see that it does not.
+"""
+from __future__ import annotations
+
+import collections
+import copy
+from typing import Any, Dict, Iterable, Optional, Tuple
+
+import torch
+
+from .._tensor import Tensor
+from ._lazy import Lazy, Source
+from ._records import Record, read
+
+_clone = torch.ops.aten.clone.default
+
+
+class StateSource(Source):
+    """The bytes of a state of a parameter. owned: its tensor ends with it."""
+
+    __slots__ = ("record", "name", "tensor", "owned")
+
+    def __init__(self, record: Record, name: str, tensor: Tensor, size: Tuple[int, ...],
+                 stride: Tuple[int, ...], dtype: torch.dtype, owned: bool) -> None:
+        super().__init__(record.offload, size, stride, dtype)
+        self.record = record
+        self.name = name
+        self.tensor: Optional[Tensor] = tensor
+        self.owned = owned
+
+    @property
+    def owner(self) -> Record:
+        return self.record
+
+    @property
+    def copied(self) -> bool:
+        return self.record.large
+
+    def label(self) -> str:
+        return f"the state '{self.name}' of {self.record.label()}"
+
+    def memory(self, write: bool, whole: bool) -> torch.Tensor:
+        if self.plain is not None:
+            return self.plain
+        assert self.tensor is not None
+        if self.record.large:
+            return self.offload.copied.of(self.tensor, self.size, self.stride, self.dtype)
+        return self.fetch(self.tensor, write, whole).as_strided(self.size, self.stride, 0)
+
+    def used(self, memory: torch.Tensor, result: Any, wrote: bool) -> None:
+        if self.plain is None and self.record.large and self.tensor is not None:
+            self.offload.copied.used(self.tensor, memory, self.stride, result, False, wrote)
+
+    def by_parts(self, func: Any, args: Any, kwargs: Any) -> Any:
+        whole = (func is _clone and self.plain is None and not kwargs
+                 and args[0].size() == self.size and args[0].dtype == self.dtype
+                 and args[0].stride() == self.stride)
+        return self.copy() if whole else None
+
+    def copy(self) -> torch.Tensor:
+        """Its values in plain memory, without a pin of all of them."""
+        if self.plain is not None:
+            return self.plain.clone()
+        assert self.tensor is not None
+        self.offload.copied.sync(self.tensor)
+        return read(self.tensor, self.size, self.stride, self.dtype)
+
+    def settle(self) -> None:
+        if self.plain is None:
+            self.plain = self.copy()
+            self.tensor = None
+
+    def __del__(self) -> None:
+        if self.owned and self.tensor is not None:
+            self.offload.ended.append(self.tensor)
+
+
+class CountSource(Source):
+    """The number of updates of a parameter, which its kernel counts."""
+
+    __slots__ = ("record", "_steps")
+
+    def __init__(self, steps: Any, record: Record) -> None:
+        super().__init__(record.offload, (), (), torch.float32)
+        self.record = record
+        self._steps = steps
+
+    @property
+    def owner(self) -> Record:
+        return self.record
+
+    def label(self) -> str:
+        return f"the state 'step' of {self.record.label()}"
+
+    def memory(self, write: bool, whole: bool) -> torch.Tensor:
+        if self.plain is not None:
+            return self.plain
+        return torch.tensor(float(self._steps.count(self.record)))
+
+    def used(self, memory: torch.Tensor, result: Any, wrote: bool) -> None:
+        if wrote and self.plain is None:
+            self._steps.set_count(self.record, int(memory))
+
+    def settle(self) -> None:
+        if self.plain is None:
+            self.plain = torch.tensor(float(self._steps.count(self.record)))
+
+
+class ParameterState(Dict[Any, Any]):
+    """optimizer.state[p]. Its Steps are told what is assigned and what is removed."""
+
+    __slots__ = ("_steps", "record")
+
+    def __init__(self, steps: Any, record: Record) -> None:
+        super().__init__()
+        self._steps = steps
+        self.record = record
+
+    def show(self, name: str, value: Any) -> None:
+        """Set an entry without telling the Steps."""
+        super().__setitem__(name, value)
+
+    def __getitem__(self, name: Any) -> Any:
+        self._steps.read_state(self, name)
+        return super().__getitem__(name)
+
+    def get(self, name: Any, default: Any = None) -> Any:
+        return self[name] if name in self else default
+
+    def __setitem__(self, name: Any, value: Any) -> None:
+        super().__setitem__(name, value)
+        self._steps.state_set(self, name)
+
+    def __delitem__(self, name: Any) -> None:
+        super().__delitem__(name)
+        self._steps.state_set(self, name)
+
+    def setdefault(self, name: Any, default: Any = None) -> Any:
+        if name not in self:
+            self[name] = default
+            # The caller gets the object that it gave, and may go on writing to it.
+            return default
+        return self[name]
+
+    def update(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        for name, value in dict(*args, **kwargs).items():
+            self[name] = value
+
+    def __ior__(self, other: Any) -> "ParameterState":  # type: ignore[override,misc]
+        self.update(other)
+        return self
+
+    def pop(self, name: Any, *default: Any) -> Any:
+        if name not in self and default:
+            return default[0]
+        value = _kept(super().__getitem__(name))
+        del self[name]
+        return value
+
+    def popitem(self) -> Any:
+        name = next(reversed(self))
+        return name, self.pop(name)
+
+    def clear(self) -> None:
+        for name in list(self):
+            del self[name]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return dict, (dict(self),)
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> Dict[Any, Any]:
+        return {name: copy.deepcopy(value, memo) for name, value in self.items()}
+
+
+def _kept(value: Any) -> Any:
+    """A removed value for the program: in memory, since its place in the tiers is given back."""
+    return value.clone() if isinstance(value, Lazy) else value
+
+
+class States(collections.defaultdict):  # type: ignore[type-arg]
+    """optimizer.state. Keys that are no parameters of the optimizer have plain values."""
+
+    def __init__(self, steps: Any) -> None:
+        super().__init__(dict)
+        self._steps = steps
+
+    def _made(self, parameter: Any) -> Any:
+        record = self._steps.record_of(parameter)
+        made = {} if record is None else ParameterState(self._steps, record)
+        super().__setitem__(parameter, made)
+        return made
+
+    def __missing__(self, parameter: Any) -> Any:
+        return self._made(parameter)
+
+    def shown(self, record: Record) -> ParameterState:
+        """The dict of a parameter, whether the program has asked for it or not."""
+        if record.parameter not in self:
+            self._made(record.parameter)
+        return super().__getitem__(record.parameter)  # type: ignore[no-any-return]
+
+    def __setitem__(self, parameter: Any, values: Any) -> None:
+        if self._steps.record_of(parameter) is None:
+            super().__setitem__(parameter, values)
+            return
+        state = self[parameter]
+        if values is state:
+            return
+        for name in [name for name in state if name not in values]:
+            del state[name]
+        state.update(values)
+
+    def __delitem__(self, parameter: Any) -> None:
+        state = self[parameter] if parameter in self else None
+        if isinstance(state, ParameterState):
+            state.clear()
+        super().__delitem__(parameter)
+
+    def pop(self, parameter: Any, *default: Any) -> Any:
+        if parameter not in self and default:
+            return default[0]
+        state = self[parameter]
+        if isinstance(state, ParameterState):
+            state = {name: _kept(value) for name, value in state.items()}
+        del self[parameter]
+        return state
+
+    def popitem(self) -> Any:
+        parameter = next(reversed(self))
+        return parameter, self.pop(parameter)
+
+    def clear(self) -> None:
+        for parameter in list(self):
+            del self[parameter]
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        for parameter, values in dict(*args, **kwargs).items():
+            self[parameter] = values
+
+    def setdefault(self, parameter: Any, default: Any = None) -> Any:
+        if parameter not in self:
+            self[parameter] = default
+        return self[parameter]
+
+    def replace(self, values: Any) -> None:
+        """Have these contents and no others."""
+        for parameter in [parameter for parameter in self if parameter not in values]:
+            del self[parameter]
+        self.update(values)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("the state of an offloaded optimizer is not pickled or copied: use "
+                        "state_dict()")
+
+
+def copied(value: Any) -> Any:
+    """The same with all lazy tensors copied into memory."""
+    if isinstance(value, Lazy):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: copied(each) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(copied(each) for each in value)
+    return value
+
+
+def parts(state: Dict[Any, Any]) -> Iterable[Tuple[Any, Any]]:
+    """The entries of a ParameterState as they are."""
+    return list(dict.items(state))

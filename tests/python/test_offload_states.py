@@ -1,0 +1,577 @@
+# SPDX-License-Identifier: Apache-2.0
+"""optimizer.state, an optimizer's own code and `.grad` of offload(): those of plain torch.
+
+Each test runs a program plain and offloaded and compares weights, and what the program looked at,
+by bits. Skipped where PyTorch is not installed.
+"""
+import collections
+import copy
+import importlib.util
+import io
+import tempfile
+import unittest
+import unittest.mock
+
+import support
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+if HAS_TORCH:
+    import torch
+    from torch import nn
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    import stepwell
+    import stepwell.torch
+
+WIDTH, LAYERS = 64, 8
+TIGHT, RESIDENT = 12, 512  # blocks; a layer is one, and its bias shares another
+
+
+class Same(unittest.TestCase):
+    """A program, plain and offloaded under two budgets."""
+
+    def setUp(self):
+        torch.set_num_threads(1)
+
+    @staticmethod
+    def model():
+        torch.manual_seed(0)
+        return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+
+    def offload(self, model, optimizer, blocks, **options):
+        directory = tempfile.TemporaryDirectory(prefix="stepwell-offload-", dir=".")
+        self.addCleanup(directory.cleanup)
+        made = stepwell.torch.offload(
+            model, optimizer, device_bytes=blocks * support.BLOCK, block_bytes=support.BLOCK,
+            thread_count=2, nvme=stepwell.Nvme(directory.name, 64 << 20,
+                                               driver_options="allow_tmpfs=1"), **options)
+        self.addCleanup(close, model)
+        return made
+
+    def same(self, make, program, **options):
+        """`program(model, optimizer)` returns what it saw; the weights are compared as well."""
+        expected = None
+        for blocks in 0, TIGHT, RESIDENT:
+            with self.subTest(blocks=blocks):
+                model = self.model()
+                optimizer = make(model.parameters())
+                if blocks:
+                    self.offload(model, optimizer, blocks, **options)
+                seen = program(model, optimizer)
+                found = plain([seen, [p.detach().clone() for p in model.parameters()]])
+                if expected is None:
+                    expected = found
+                self.assertTrue(flat(found) == flat(expected), difference(found, expected))
+                close(model)
+
+
+def close(model):
+    try:
+        stepwell.torch.offloaded(model).close()
+    except KeyError:
+        pass  # it is closed
+
+
+def step(model, optimizer, seed):
+    torch.manual_seed(seed)
+    loss = model(torch.randn(4, WIDTH)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def plain(value):
+    """The same, with tensors as bytes with their type and shape."""
+    if isinstance(value, torch.Tensor):
+        file = io.BytesIO()
+        torch.save(value.detach(), file)
+        loaded = torch.load(io.BytesIO(file.getvalue()))
+        return str(loaded.dtype), tuple(loaded.shape), loaded.reshape(-1).tolist()
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    return value
+
+
+def flat(value):
+    return repr(value)
+
+
+def difference(ours, expected, path=""):
+    """The first place where two values differ, in a text."""
+    if isinstance(expected, (list, tuple)) and isinstance(ours, (list, tuple)) \
+            and len(ours) == len(expected):
+        pairs = enumerate(zip(ours, expected))
+    elif isinstance(expected, dict) and isinstance(ours, dict) and list(ours) == list(expected):
+        pairs = ((key, (ours[key], expected[key])) for key in expected)
+    else:
+        return f"{path}: {str(ours)[:200]} for {str(expected)[:200]}"
+    for key, (one, other) in pairs:
+        if flat(one) != flat(other):
+            return difference(one, other, f"{path}[{key!r}]")
+    return ""
+
+
+def optimizers():
+    return {
+        "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2),
+        "SGD": lambda p: torch.optim.SGD(p, lr=.1),
+        "momentum": lambda p: torch.optim.SGD(p, lr=.1, momentum=.9, dampening=.1),
+        "Adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
+        "RMSprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=.5),
+        "amsgrad": lambda p: torch.optim.Adam(p, lr=1e-3, amsgrad=True),
+    }
+
+
+@unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")
+class State(Same):
+    """optimizer.state."""
+
+    def for_each(self, program):
+        for name, make in optimizers().items():
+            with self.subTest(name):
+                self.same(make, program)
+
+    def test_it_has_the_entries_of_torch_at_each_time(self):
+        def program(model, optimizer):
+            def look():
+                return plain([[(name, value) for name, value in optimizer.state[p].items()]
+                              if p in optimizer.state else None for p in model.parameters()])
+            found = [len(optimizer.state), look()]
+            model[2].requires_grad_(False)
+            for seed in range(2):
+                step(model, optimizer, seed)
+                found += [look(), plain(optimizer.state_dict())]
+            return found
+        self.for_each(program)
+
+    def test_it_is_written_by_assignment_and_in_place(self):
+        def program(model, optimizer):
+            step(model, optimizer, 0)
+            for p in model.parameters():
+                for name, value in optimizer.state[p].items():
+                    if name != "step" and value is not None:
+                        value.mul_(.5)
+                        value.view(-1)[:7] = 1e-3
+                        optimizer.state[p][name] = value + 1e-4
+            held = [torch.full_like(p, 1e-3) for p in model.parameters()]
+            for p, value in zip(model.parameters(), held):
+                for name in optimizer.state[p]:
+                    if name in ("exp_avg", "momentum_buffer", "sum", "square_avg"):
+                        optimizer.state[p][name] = value
+                        value.add_(1e-3)  # the same tensor, before the step
+            for state in optimizer.state.values():
+                if "step" in state:
+                    state["step"] += 2
+            step(model, optimizer, 1)
+            return optimizer.state_dict()
+        self.for_each(program)
+
+    def test_it_is_reset_as_in_torch(self):
+        resets = {
+            "clear": lambda o, first: o.state.clear(),
+            "assign": lambda o, first: setattr(o, "state", collections.defaultdict(dict)),
+            "of a parameter": lambda o, first: [s.clear() for s in list(o.state.values())[:3]],
+            "pop": lambda o, first: [o.state.pop(p) for p in list(o.state)[1:3]],
+            "early": lambda o, first: o.load_state_dict(first),
+            "partial": lambda o, first: o.load_state_dict({**o.state_dict(), "state": {
+                at: s for at, s in o.state_dict()["state"].items() if at % 2}}),
+        }
+        for what, reset in resets.items():
+            def program(model, optimizer):
+                first = copy.deepcopy(optimizer.state_dict())
+                step(model, optimizer, 0)
+                reset(optimizer, first)
+                for seed in range(1, 3):
+                    step(model, optimizer, seed)
+                return optimizer.state_dict()
+            for name, make in optimizers().items():
+                with self.subTest(name, what=what):
+                    self.same(make, program)
+
+    def test_a_state_dict_right_after_a_step_has_its_counts(self):
+        def program(model, optimizer):
+            found = []
+            for seed in range(4):
+                step(model, optimizer, seed)
+                found.append(plain(optimizer.state_dict()))
+            return found
+        self.for_each(program)
+
+    def test_checkpoints_of_torch_distributed_do_not_step(self):
+        def program(model, optimizer):
+            found = []
+            for seed in range(3):
+                step(model, optimizer, seed)
+                found.append(plain(get_optimizer_state_dict(model, optimizer)))
+            return found
+        self.same(torch.optim.AdamW, program)
+
+    def test_states_survive_close_and_offload(self):
+        for name, make in optimizers().items():
+            with self.subTest(name):
+                model, twin = self.model(), self.model()
+                optimizer, other = make(model.parameters()), make(twin.parameters())
+                for round in range(3):
+                    self.offload(model, optimizer, TIGHT)
+                    held = [value for state in optimizer.state.values()
+                            for value in state.values()]
+                    self.assertEqual(step(model, optimizer, round), step(twin, other, round))
+                    stepwell.torch.offloaded(model).close()
+                    self.assertEqual(flat(plain(optimizer.state_dict())),
+                                     flat(plain(other.state_dict())))
+                    for value in held:  # objects from before close() still have the values
+                        if isinstance(value, torch.Tensor):
+                            value.sum()
+                self.assertEqual(flat(plain(list(model.parameters()))),
+                                 flat(plain(list(twin.parameters()))))
+
+    def test_settings_that_the_kernel_was_not_made_for_are_refused(self):
+        for make, change, text in (
+                (torch.optim.AdamW, {"amsgrad": True}, "was offloaded to be stepped by a kernel"),
+                (lambda p: torch.optim.SGD(p, lr=.1), {"momentum": .9}, "without momentum")):
+            model = self.model()
+            optimizer = make(model.parameters())
+            self.offload(model, optimizer, TIGHT)
+            step(model, optimizer, 0)
+            optimizer.param_groups[0].update(change)
+            with self.assertRaisesRegex(RuntimeError, text):
+                step(model, optimizer, 1)
+
+
+if HAS_TORCH:
+    class Counted(torch.optim.Optimizer):
+        """Has a count of its own, and one in a group."""
+
+        def __init__(self, params):
+            super().__init__(params, {"lr": 1e-2})
+            self.t = 0
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            self.t += 1
+            for group in self.param_groups:
+                group["seen"] = group.get("seen", 0) + 1
+                for p in group["params"]:
+                    if p.grad is not None:
+                        m = self.state[p].setdefault("m", torch.zeros_like(p))
+                        m.lerp_(p.grad, .1)
+                        p.sub_(m, alpha=.01 / (1 - .9 ** self.t))
+
+    class Lamb(torch.optim.Optimizer):
+        """Divides by the norm of all gradients, and by that of each parameter."""
+
+        def __init__(self, params):
+            super().__init__(params, {"lr": 1e-2})
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            every = [p for group in self.param_groups for p in group["params"]
+                     if p.grad is not None]
+            norm = torch.stack([p.grad.norm() for p in every]).norm()
+            for p in every:
+                state = self.state[p]
+                if not state:
+                    buffer = state["m"] = torch.clone(p.grad).detach()
+                    state["v"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+                else:
+                    buffer = state["m"]
+                    buffer.mul_(.9).add_(p.grad / norm)
+                state["v"].mul_(.99).addcmul_(p.grad, p.grad, value=.01)
+                update = buffer / state["v"].sqrt().add_(1e-6)
+                p.add_(update, alpha=float(-1e-3 * p.norm() / update.norm()))
+
+    class Lookahead(torch.optim.Optimizer):
+        """Steps another optimizer."""
+
+        def __init__(self, params):
+            self.base = torch.optim.AdamW(params, lr=1e-2)
+            super().__init__(self.base.param_groups, self.base.defaults)
+            self.param_groups = self.base.param_groups
+            self.steps = 0
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            self.base.step()
+            self.steps += 1
+            for p in (p for group in self.param_groups for p in group["params"]):
+                if self.steps % 2 == 0:
+                    slow = self.state[p].setdefault("slow", p.detach().clone())
+                    slow.lerp_(p, .5)
+                    p.copy_(slow)
+
+    class Averaged(torch.optim.SGD):
+        """Keeps an average, which other methods show; its step has an argument."""
+
+        @torch.no_grad()
+        def step(self, closure=None, *, decay=.9):
+            super().step()
+            for group in self.param_groups:
+                for p in group["params"]:
+                    self.state[p].setdefault("mean", p.detach().clone()).lerp_(p, 1 - decay)
+
+        @torch.no_grad()
+        def swap(self):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    mean = self.state[p]["mean"].clone()
+                    self.state[p]["mean"].copy_(p)
+                    p.copy_(mean)
+
+    class Sam(torch.optim.Optimizer):
+        """Calls the closure in the middle of its step."""
+
+        def __init__(self, params):
+            super().__init__(params, {"lr": .1})
+            self.base = torch.optim.SGD(self.param_groups, lr=.1, momentum=.5)
+            self.param_groups = self.base.param_groups
+
+        @torch.no_grad()
+        def step(self, closure):
+            every = [p for group in self.param_groups for p in group["params"]]
+            norm = torch.stack([p.grad.norm() for p in every]).norm()
+            for p in every:
+                self.state[p]["old"] = p.data.clone()
+                p.add_(p.grad * (.05 / norm))
+            self.zero_grad()
+            with torch.enable_grad():
+                closure()
+            for p in every:
+                p.data = self.state[p]["old"]
+            self.base.step()
+
+
+@unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")
+class OwnCode(Same):
+    """Optimizers without a kernel."""
+
+    def test_their_code_runs_once_a_step(self):
+        for make in Counted, Lamb, Lookahead, lambda p: Averaged(p, .1):
+            def program(model, optimizer):
+                found = [step(model, optimizer, seed) for seed in range(4)]
+                return found + [optimizer.state_dict(), vars(optimizer).get("t")]
+            with self.subTest(make):
+                self.same(make, program)
+
+    def test_step_takes_arguments_and_other_methods_find_the_states(self):
+        def program(model, optimizer):
+            for seed in range(4):
+                torch.manual_seed(seed)
+                model(torch.randn(4, WIDTH)).square().mean().backward()
+                optimizer.step(decay=.5)
+                optimizer.zero_grad()
+                optimizer.swap()
+            return optimizer.state_dict()
+        self.same(lambda p: Averaged(p, .1), program)
+
+    def test_a_closure_may_be_called_in_the_middle(self):
+        def program(model, optimizer):
+            for seed in range(3):
+                torch.manual_seed(seed)
+                x = torch.randn(4, WIDTH)
+
+                def loss():
+                    found = model(x).square().mean()
+                    found.backward()
+                    return found
+                loss()
+                optimizer.step(loss)
+                optimizer.zero_grad()
+        self.same(Sam, program)
+
+    def test_a_group_added_later_is_stepped(self):
+        def program(model, optimizer):
+            step(model, optimizer, 0)
+            optimizer.add_param_group({"params": list(model[4:].parameters())})
+            step(model, optimizer, 1)
+            return optimizer.state_dict()
+        for make in Counted, lambda p: torch.optim.RMSprop(p, 1e-3):
+            self.same(lambda p, make=make: make(list(p)[:8]), program)
+
+    def test_all_at_once_is_refused_with_the_reason(self):
+        model = self.model()
+        with self.assertRaisesRegex(TypeError, "works on all parameters at once.*foreach=False"):
+            self.offload(model, torch.optim.RMSprop(model.parameters(), foreach=True), TIGHT)
+        with self.assertRaisesRegex(ValueError, "update_in_backward.*Counted"):
+            self.offload(model, Counted(model.parameters()), TIGHT, update_in_backward=True)
+
+    def test_one_parameter_and_its_states_are_pinned_at_a_time(self):
+        for make in lambda p: torch.optim.RMSprop(p, 1e-3, momentum=.5), Lamb:
+            model = self.model()
+            optimizer = make(model.parameters())
+            self.offload(model, optimizer, TIGHT)
+            step(model, optimizer, 0)
+            torch.manual_seed(1)
+            model(torch.randn(4, WIDTH)).square().mean().backward()
+            runtime = stepwell.torch.offloaded(model).runtime
+            most, fetch = 0, type(runtime).fetch
+
+            def watched(self, *args, **kwargs):
+                nonlocal most
+                view = fetch(self, *args, **kwargs)
+                most = max(most, runtime.tier_stats("device").pinned_bytes)
+                return view
+            with unittest.mock.patch.object(type(runtime), "fetch", watched):
+                optimizer.step()
+            # A parameter, its gradient and two states; another block while the loop goes on.
+            self.assertLessEqual(most, 5 * support.BLOCK)
+            self.assertGreater(most, 0)
+
+
+@unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")
+class Gradient(Same):
+    """`.grad` is a tensor."""
+
+    def test_writes_through_every_view_are_kept(self):
+        edits = {
+            "rows": lambda g: g[:20].zero_(), "row": lambda g: g[3].mul_(100),
+            "view": lambda g: g.view(-1)[:100].fill_(0), "data": lambda g: g.data.mul_(-1),
+            "detach": lambda g: g.detach()[5:].mul_(-1), "t": lambda g: g.t()[:10].fill_(1),
+            "chunk": lambda g: [each.mul_(2) for each in g.chunk(4)[1:3]],
+            "unbind": lambda g: g.unbind()[7].add_(1), "diagonal": lambda g: g.diagonal().zero_(),
+            "index": lambda g: g.__setitem__(torch.arange(0, 64, 2), 0),
+            "mask": lambda g: g.__setitem__(g < 0, 0), "out": lambda g: torch.mul(g, 3, out=g),
+            "bytes": lambda g: g.view(torch.int32)[2].fill_(0),
+            "numpy": lambda g: g.numpy().fill(2),
+            "assign": lambda g: setattr(g, "data", torch.ones_like(g)),
+            "narrow of a view": lambda g: g[8:].narrow(1, 3, 9).T[4].copy_(g[0, :56]),
+        }
+        for name, edit in edits.items():
+            def program(model, optimizer):
+                torch.manual_seed(3)
+                model(torch.randn(4, WIDTH) * 30).square().sum().backward()
+                for layer in model:
+                    edit(layer.weight.grad)
+                seen = [layer.weight.grad.norm() for layer in model]
+                optimizer.step()
+                return seen
+            with self.subTest(name):
+                self.same(lambda p: torch.optim.SGD(p, 1.), program)
+
+    def test_another_shape_in_place_is_refused(self):
+        model = self.model()
+        self.offload(model, torch.optim.SGD(model.parameters(), 1.), TIGHT)
+        model(torch.randn(4, WIDTH)).sum().backward()
+        for change in (lambda g: g.t_(), lambda g: g.resize_(3), lambda g: g.set_(torch.ones(2))):
+            with self.assertRaisesRegex(NotImplementedError, "gradient of parameter '0.weight'"):
+                change(model[0].weight.grad)
+        with self.assertRaisesRegex(NotImplementedError, "clone"):
+            model[0].weight.grad.share_memory_()
+
+    def test_held_gradients_keep_their_values(self):
+        def program(model, optimizer):
+            seen = []
+            for seed in range(3):
+                tasks = []
+                for task in range(2):
+                    optimizer.zero_grad()
+                    torch.manual_seed(2 * seed + task)
+                    model(torch.randn(4, WIDTH)).sub(task).square().mean().backward()
+                    tasks.append([p.grad for p in model.parameters()])
+                first = [g.view(-1)[1:] for g in tasks[0]]
+                for p, a, b in zip(model.parameters(), *tasks):
+                    dot = (a * b).sum()
+                    p.grad = a + b if dot >= 0 else a - dot / b.square().sum() * b + b
+                seen += [g.sum() for g in first]
+                optimizer.step()
+            return seen
+        self.same(lambda p: torch.optim.SGD(p, .1), program)
+
+    def test_values_of_a_held_gradient_leave_the_tiers_with_it(self):
+        model = self.model()
+        self.offload(model, torch.optim.SGD(model.parameters(), .1), TIGHT)
+        tiers = stepwell.torch.offloaded(model)
+
+        def used():
+            tiers.mark()
+            return sum(tiers.runtime.tier_stats(tier).used_bytes for tier in ("device", "nvme"))
+        model(torch.randn(4, WIDTH)).sum().backward()
+        model.zero_grad()
+        least = used()
+        model(torch.randn(4, WIDTH)).sum().backward()
+        held = [p.grad for p in model.parameters()]
+        model.zero_grad()
+        self.assertGreater(used(), least)
+        del held
+        self.assertEqual(used(), least)
+
+    def test_a_buffer_that_the_program_sets_is_filled(self):
+        def program(model, optimizer):
+            buffers = [torch.zeros_like(p) for p in model.parameters()]
+            for p, buffer in zip(model.parameters(), buffers):
+                p.grad = buffer
+            seen = []
+            for seed in range(3):
+                torch.manual_seed(seed)
+                model(torch.randn(4, WIDTH)).square().mean().backward()
+                seen += [buffer.clone() for buffer in buffers]
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=False)
+                seen.append([p.grad is buffer for p, buffer in zip(model.parameters(), buffers)])
+            return seen
+        for make in torch.optim.AdamW, lambda p: torch.optim.RMSprop(p, 1e-3):
+            self.same(make, program)
+
+    def test_what_nobody_else_refers_to_moves_to_tiers(self):
+        model = self.model()
+        self.offload(model, torch.optim.SGD(model.parameters(), .1), TIGHT)
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        lazy = [type(p.grad).__name__ for p in model.parameters()]
+        self.assertEqual(lazy[:-1], ["Lazy"] * (2 * LAYERS - 1))
+
+    def test_zeros_stay_gradients(self):
+        class Two(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+            def forward(self, x, both):
+                return self.a(x) + (self.b(x) if both else 0)
+
+        def zero(p):
+            if p.grad is not None:
+                p.grad.zero_()
+        ways = {
+            "optimizer": lambda m, o: o.zero_grad(set_to_none=False),
+            "model": lambda m, o: m.zero_grad(False),
+            "grad": lambda m, o: [zero(p) for p in m.parameters()],
+        }
+        makes = {"AdamW": lambda p: torch.optim.AdamW(p, 1e-2, weight_decay=.1),
+                 "SGD": lambda p: torch.optim.SGD(p, .1, momentum=.9),
+                 "RMSprop": lambda p: torch.optim.RMSprop(p, 1e-3, momentum=.5)}
+        for way, clear in ways.items():
+            def program(model, optimizer):
+                for seed in range(5):
+                    torch.manual_seed(seed)
+                    model(torch.randn(4, WIDTH), seed % 3 == 0).square().mean().backward()
+                    optimizer.step()
+                    clear(model, optimizer)
+                return [p.grad for p in model.parameters()]
+            for name, make in makes.items():
+                with self.subTest(name, way=way), unittest.mock.patch.object(
+                        self, "model", lambda: (torch.manual_seed(0), Two())[1]):
+                    self.same(make, program)
+
+    def test_two_steps_with_one_gradient(self):
+        def program(model, optimizer):
+            for seed in range(3):
+                torch.manual_seed(seed)
+                model(torch.randn(4, WIDTH)).square().mean().backward()
+                optimizer.step()
+                optimizer.step()
+                optimizer.zero_grad()
+        for name, make in optimizers().items():
+            with self.subTest(name):
+                self.same(make, program, keep_gradients=True)
+                model = self.model()
+                optimizer = make(model.parameters())
+                self.offload(model, optimizer, TIGHT)
+                with self.assertRaisesRegex(RuntimeError, "consumed by the update"):
+                    program(model, optimizer)
+
+
+if __name__ == "__main__":
+    unittest.main()

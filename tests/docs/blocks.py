@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every program and command on every page runs as printed there, or says why it does not.
 
-usage: blocks.py --build DIR --library FILE --cc PROGRAM --cxx PROGRAM [--sanitize NAME] [PAGE ...]
+usage: blocks.py --build DIR --library FILE --cc PROGRAM --cxx PROGRAM [--sanitize NAME]
+                 [--turn [DAY] | PAGE ...]
+With --turn the pages are those that changed and a quarter of all, other ones each day.
 Output: TAP. With a sanitizer C and C++ alone run: nothing else starts with its runtime.
 
 A block of text is a picture or a sample. C, C++, Python and shell run, the blocks of one page in
@@ -26,6 +28,10 @@ import tempfile
 
 import pages
 
+sys.path.insert(0, str(pages.ROOT / "tests"))
+from of_the_day import TODAY, changed_files, turn  # noqa: E402
+
+TURNS = 4
 NOTES = {"not run", "file", "run in", "smaller", "needs"}
 LANGUAGES = {"c", "cpp", "python", "sh"}
 FRAGMENTS = pathlib.Path(__file__).resolve().parent / "fragments"
@@ -161,6 +167,16 @@ def install(options, home):
     shutil.rmtree(root)
 
 
+def pages_of_day(day):
+    """README.md, where everyone begins, has its turn every day."""
+    every = pages.pages()
+    due = turn(every, day, -(-len(every) // TURNS))
+    changed = changed_files(pages.ROOT) | {"README.md"}
+    print(f"# again with --turn {day}")
+    return [page for page in every
+            if page in due or str(page.relative_to(pages.ROOT)) in changed]
+
+
 def verdict(block, runner, directory):
     """'', ' # SKIP reason', or None after saying what is wrong."""
     fault = fault_of(block)
@@ -186,6 +202,7 @@ def main(arguments):
     parser.add_argument("--cc", default="cc")
     parser.add_argument("--cxx", default="c++")
     parser.add_argument("--sanitize", default="none")
+    parser.add_argument("--turn", type=int, nargs="?", metavar="DAY", const=TODAY)
     parser.add_argument("page", nargs="*", type=pathlib.Path)
     options = parser.parse_args(arguments)
     options.library = options.library.resolve()
@@ -195,7 +212,8 @@ def main(arguments):
         if options.sanitize == "none":
             install(options, home)
         runner = Runner(options, home)
-        chosen = [path.resolve() for path in options.page] or pages.pages()
+        chosen = [path.resolve() for path in options.page] or (
+            pages.pages() if options.turn is None else pages_of_day(options.turn))
         for count, page in enumerate(chosen):
             directory = home / f"page-{count}"
             directory.mkdir()

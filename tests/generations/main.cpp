@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs seeds until one fails:
-//   generations-simulation [--seeds N] [--first N] [--seed N] [--ranks MIN MAX] [--verbose]
+//   generations-simulation [--seeds N] [--first N | --of-the-day] [--seed N] [--ranks MIN MAX]
+//                          [--verbose]
 // Status 0: all passed, 1: a seed failed, 2: wrong arguments. A seed and a build are one run.
 #include "tests/generations/world.h"
+#include "tests/seed_of_the_day.h"
 
 #include <cinttypes>
 #include <cstdio>
@@ -26,6 +28,8 @@ int main(int argc, char **argv)
         } else if (std::strcmp(argv[i], "--seed") == 0) {
             first = number();
             count = 1;
+        } else if (std::strcmp(argv[i], "--of-the-day") == 0) {
+            first = stepwell::seed_of_the_day();
         } else if (std::strcmp(argv[i], "--ranks") == 0) {
             options.ranks_min = static_cast<uint32_t>(number());
             options.ranks_max = static_cast<uint32_t>(number());

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random programs over small tiers beside a model of NumPy arrays: all that is read is compared.
 
-random_model.py [--seed N] [--seeds COUNT] [--seconds S] [--operations N]. A failure prints the
-seed, which with the same tree repeats the program; timing alone differs.
+random_model.py [--seed N | --of-the-day] [--seeds COUNT] [--seconds S] [--operations N]. A
+failure prints the seed, which with the same tree repeats the program; timing alone differs.
 """
 import argparse
 import copy
@@ -496,6 +496,8 @@ def main():
     parser.add_argument("--seeds", type=int, default=1 << 62)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--operations", type=int, default=300)
+    parser.add_argument("--of-the-day", action="store_const", dest="seed",
+                        const=10_000 * (int(time.time()) // 86_400))
     options = parser.parse_args()
     end, failed, done = time.monotonic() + options.seconds, 0, 0
     while done < options.seeds and (done == 0 or time.monotonic() < end) and failed < 3:

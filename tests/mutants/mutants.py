@@ -8,6 +8,9 @@ simulations for lib/residency, lib/gathering and lib/schedule, the unit tests of
 lib/transfer, of the dispatcher for lib/runtime/dispatch and of the bound for lib/schedule, ranks
 that commit and crash for generations in lib/store and lib/collective. The tree is never touched.
 What was compiled before is used again as long as its text and all headers are the same.
+
+With --turn only some are planted: those in files that differ from upstream (tests/of_the_day.py),
+and an eighth of all by the day, so that eight days plant each of them. --turn DAY repeats a day's.
 """
 import argparse
 import concurrent.futures
@@ -17,6 +20,11 @@ import re
 import subprocess
 import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from of_the_day import TODAY, changed_files, turn  # noqa: E402
+
+TURNS = 8
+CHANGED_MAX = 12  # more mutants of changed files than these take turns too
 PROGRAM_SEEDS = 2000
 RANKS_SEEDS = 100
 MANY_SEEDS = (1561, 300)  # the first and how many: a knot with an update comes once in 3000
@@ -886,10 +894,28 @@ def ask(program, judge):
     raise RuntimeError(f"{program}: status {result.returncode}: {result.stderr}")
 
 
+def source_of(mutant):
+    _, mode, file, *_ = mutant
+    return file if "/" in file else f"{JUDGES[mode].folder}/{file}"
+
+
+def chosen(mutants, changed, day):
+    """Those in changed files, and the day's eighth of all in the order of their judges, of which
+    few are compiled then."""
+    by_judge = sorted(mutants, key=lambda mutant: list(JUDGES).index(mutant[1]))
+    due = turn(by_judge, day, -(-len(mutants) // TURNS))
+    in_changed = [mutant for mutant in by_judge
+                  if source_of(mutant) in changed and mutant not in due]
+    first = turn(in_changed, day, CHANGED_MAX)
+    print(f"{len(due)} of {len(mutants)} mutants by turn, {len(first)} of the {len(in_changed)} "
+          f"others in changed files; again with --turn {day}", flush=True)
+    return due + first
+
+
 def run_mutant(builder, objects, mutant):
-    name, mode, file, find, replace, why = mutant
+    name, mode, _, find, replace, why = mutant
     judge = JUDGES[mode]
-    source = file if "/" in file else f"{judge.folder}/{file}"
+    source = source_of(mutant)
     text = (builder.source / source).read_text()
     pairs = [(find, replace)] if isinstance(find, str) else list(zip(find, replace))
     for old, new in pairs:
@@ -908,16 +934,21 @@ def main():
     parser.add_argument("--build", type=pathlib.Path, required=True)
     parser.add_argument("--compiler", default="c++")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--turn", type=int, nargs="?", metavar="DAY", const=TODAY)
     arguments = parser.parse_args()
+    mutants = MUTANTS
+    if arguments.turn is not None:
+        mutants = chosen(MUTANTS, changed_files(arguments.source), arguments.turn)
+    judges = {mode: JUDGES[mode] for mode in dict.fromkeys(mutant[1] for mutant in mutants)}
     builder = Builder(arguments)
     passed = failed = 0
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        objects = {mode: builder.objects(judge, pool) for mode, judge in JUDGES.items()}
-        for mode, judge in JUDGES.items():
+        objects = {mode: builder.objects(judge, pool) for mode, judge in judges.items()}
+        for mode, judge in judges.items():
             found, said = ask(builder.link(objects[mode].values(), judge, f"clean/{mode}"), judge)
             print(f"{'FAIL' if found else 'ok'}   no mutant, {mode}: {said}", flush=True)
             passed, failed = passed + (not found), failed + found
-        runs = [pool.submit(run_mutant, builder, objects, mutant) for mutant in MUTANTS]
+        runs = [pool.submit(run_mutant, builder, objects, mutant) for mutant in mutants]
         for run in runs:
             try:
                 found, said = run.result()

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs seeds until one fails:
-//   ranks-simulation [--seeds N] [--first N] [--seed N] [--verbose] [--steps N]
+//   ranks-simulation [--seeds N] [--first N | --of-the-day] [--seed N] [--verbose] [--steps N]
 //                    [--check-every N] [--twice N] [--no-faults] [--plant NAME | --plants]
 // Status 0: all passed, 1: a seed failed, 2: wrong arguments. A seed and a build are one run: the
 // line that reports a failure has the command that replays it. --twice runs each Nth seed again and
 // compares the hashes of what happened. --plants plants each bug in turn, and each must be found.
 #include "tests/ranks/support.h"
+#include "tests/seed_of_the_day.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -75,6 +76,8 @@ bool read(int argc, char **argv, Command *command)
             options.steps = static_cast<uint32_t>(value);
         } else if (number_behind(&i, argc, argv, "--check-every", &value)) {
             options.check_every = static_cast<uint32_t>(value);
+        } else if (std::strcmp(argv[i], "--of-the-day") == 0) {
+            command->first = seed_of_the_day();
         } else if (std::strcmp(argv[i], "--verbose") == 0) {
             options.verbose = true;
         } else if (std::strcmp(argv[i], "--no-faults") == 0) {
@@ -188,8 +191,9 @@ int main(int argc, char **argv)
     Command command;
     if (!read(argc, argv, &command)) {
         std::fprintf(stderr,
-                     "usage: %s [--seeds N] [--first N] [--seed N] [--verbose] [--steps N] "
-                     "[--check-every N] [--twice N] [--no-faults] [--plant NAME | --plants]\n",
+                     "usage: %s [--seeds N] [--first N | --of-the-day] [--seed N] [--verbose] "
+                     "[--steps N] [--check-every N] [--twice N] [--no-faults] "
+                     "[--plant NAME | --plants]\n",
                      argv[0]);
         return 2;
     }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The seeded simulation as tests. STW_SEED=N replays one seed with its journal, STW_SEEDS=N sets
-// how many are run; the quick suite runs few, the full suite at least 500.
+// how many are run. The quick suite runs few, the full suite those of the day, the long one
+// thousands.
 #include "lib/support/assert.h"
+#include "tests/seed_of_the_day.h"
 #include "tests/simulation/simulation.h"
 
 #include <chrono>
@@ -19,11 +21,11 @@ uint64_t number_from(const char *name, uint64_t otherwise)
     return text ? std::strtoull(text, nullptr, 10) : otherwise;
 }
 
-void run_seeds(uint64_t count, Outcome (*program)(const Options &))
+void run_seeds(uint64_t count, Outcome (*program)(const Options &), uint64_t begin = 1)
 {
     const uint64_t only = number_from("STW_SEED", 0);
-    const uint64_t first = only != 0 ? only : 1;
-    const uint64_t last = only != 0 ? only : number_from("STW_SEEDS", count);
+    const uint64_t first = only != 0 ? only : begin;
+    const uint64_t last = only != 0 ? only : begin + number_from("STW_SEEDS", count) - 1;
     uint64_t events = 0;
     uint64_t transfers = 0;
     const auto start = std::chrono::steady_clock::now();
@@ -89,7 +91,22 @@ TEST(SimulationQuick, TwoRanksAgreeUnderAnyOrderOfCompletions)
     run_seeds(50, run_ranks);
 }
 
-TEST(Simulation, ASeedIsTheSameRunEveryTime)
+TEST(SimulationOfTheDay, RandomProgramsNeverLoseTheNewestBytes)
+{
+    run_seeds(300, run_program, seed_of_the_day());
+}
+
+TEST(SimulationOfTheDay, TwoRanksAgreeUnderAnyOrderOfCompletions)
+{
+    run_seeds(300, run_ranks, seed_of_the_day());
+}
+
+TEST(SimulationOfTheDay, ManyRanksWithDelaysAndFaultsNeverHang)
+{
+    run_seeds(100, run_many_ranks, seed_of_the_day());
+}
+
+TEST(SimulationQuick, ASeedIsTheSameRunEveryTime)
 {
     Options options;
     options.seed = 7;

@@ -3,9 +3,15 @@
 """Sum up the logs of `meson test`, say where the time went, and close with "N passed, N failed,
 N skipped".
 
+usage: test_summary.py [--default] LABEL=LOG ...
+
 A program that tells its cases apart (GoogleTest, TAP, cmocka's and unittest's own output) counts
 with each of them; any other counts as one. A program that died counts as one failure more than it
 had time to report. Exit status 1 when anything failed, or when nothing ran.
+
+With --default the logs are of the tests that everyone waits for, and these have limits: of a test,
+or a reason in SLOW, and of all of them. They are in processor seconds, which scripts/timed-test
+measures, since the time on the clock is also that of whatever else a machine does.
 """
 
 import json
@@ -30,7 +36,20 @@ UNITTEST_RAN = re.compile(r"^Ran (\d+) tests? in [\d.]+s$", re.M)
 UNITTEST_COUNT = re.compile(r"^(?:OK|FAILED) \((.+)\)$", re.M)
 UNITTEST_SKIP = re.compile(
     r"^(\w+) \([\w.]+\)(?:\n.*)? \.\.\. skipped (['\"])(.*)\2$", re.M)
-SLOWEST = 10  # tests and targets that are listed
+COMPUTED = re.compile(r"\n?^processor time: ([\d.]+) s$\n?", re.M)
+SLOWEST_TESTS, SLOWEST_TARGETS = 20, 10  # listed
+
+# Of the tests of ./dev test. With the quick lint and the build, 700 more, they are to end within 15
+# minutes on two cores. A machine that is MARGIN times as slow fails nothing.
+TEST_CPU_S = 30
+ALL_TESTS_CPU_S = 700
+MARGIN = 2
+# Why a test may take longer than TEST_CPU_S.
+SLOW = {
+    "mutants-of-the-day": "each bug is compiled and linked by itself",
+    "program-demo": "it trains until a plan pays, and once more in memory",
+    "python-offload": "each optimizer and option trains twice, the second time in plain torch",
+}
 
 
 def skipped_cases(text):
@@ -112,20 +131,26 @@ def count_program(entry):
 
 def read_log(path):
     with open(path, encoding="utf-8", errors="replace") as log:
-        return [json.loads(line) for line in log if line.strip()]
+        entries = [json.loads(line) for line in log if line.strip()]
+    for entry in entries:
+        said = entry.get("stderr") or ""
+        computed = COMPUTED.search(said)
+        entry["computed"] = float(computed[1]) if computed else 0.0
+        entry["stderr"] = COMPUTED.sub("", said)
+        entry["name"] = entry["name"].split(" / ")[-1]
+    return entries
 
 
-def summarise(label, path, failures):
+def summarise(label, entries, failures):
     """Print one line per run of meson and what it skipped; the run's counts."""
     counts = Counter()
-    entries = read_log(path) if Path(path).exists() else []
     if not entries:
         failures.append((label, "no test ran", ""))
         counts["failed"] += 1
     for entry in entries:
         program, skips = count_program(entry)
         counts += program
-        name = entry["name"].split(" / ")[-1]
+        name = entry["name"]
         for case, reason in skips:
             print(f"  skipped: {name}{': ' + case if case else ''}: {reason}")
         if program["failed"]:
@@ -149,26 +174,57 @@ def target_seconds(build):
     return [(spent, output) for output, spent in seconds.items()]
 
 
-def show_slowest(what, spent):
+def show_tests(label, entries):
+    waited, computed = (sum(entry[key] for entry in entries) for key in ("duration", "computed"))
+    print(f"  tests of {label}: {len(entries)}, {waited:.0f} s one after the other, "
+          f"{computed:.0f} s of processors; the slowest:")
+    for entry in sorted(entries, key=lambda entry: -entry["duration"])[:SLOWEST_TESTS]:
+        print(f"    {entry['duration']:6.1f} s, {entry['computed']:6.1f} s of processors  "
+              f"{entry['name']}")
+
+
+def show_targets(label, path):
+    spent = target_seconds(Path(path).parent.parent)
     total = sum(seconds for seconds, _ in spent)
-    print(f"  {what}: {len(spent)}, {total:.0f} s one after the other; the slowest:")
-    for seconds, name in sorted(spent, reverse=True)[:SLOWEST]:
+    print(f"  targets of {label}: {len(spent)}, {total:.0f} s one after the other; the slowest:")
+    for seconds, name in sorted(spent, reverse=True)[:SLOWEST_TARGETS]:
         print(f"    {seconds:6.1f} s  {name}")
 
 
-def show_times(label, path):
-    entries = read_log(path) if Path(path).exists() else []
-    tests = [(entry["duration"], entry["name"].split(" / ")[-1]) for entry in entries]
-    show_slowest(f"tests of {label}", tests)
-    show_slowest(f"targets of {label}", target_seconds(Path(path).parent.parent))
+def over_limits(entries):
+    """What is wrong with the times of the default tests, a sentence each."""
+    for entry in entries:
+        name, computed = entry["name"], entry["computed"]
+        if computed > TEST_CPU_S and name not in SLOW:
+            said = (f"{name} computed for {computed:.0f} s; make it shorter, move it to the suite "
+                    f"long, or give the reason in SLOW of {Path(__file__).name}")
+            if computed > TEST_CPU_S * MARGIN:
+                yield said
+            else:
+                print(f"  near its limit: {said}")
+    computed = sum(entry["computed"] for entry in entries)
+    said = (f"the tests computed for {computed:.0f} s of the {ALL_TESTS_CPU_S} of ./dev test; "
+            "what is not needed every time goes to the suite long")
+    if computed > ALL_TESTS_CPU_S * MARGIN:
+        yield said
+    elif computed > ALL_TESTS_CPU_S:
+        print(f"  near its limit: {said}")
 
 
 def main(arguments):
-    total, failures = Counter(), []
+    total, failures, default = Counter(), [], "--default" in arguments
     for argument in arguments:
+        if argument == "--default":
+            continue
         label, _, path = argument.partition("=")
-        total += summarise(label, path, failures)
-        show_times(label, path)
+        entries = read_log(path) if Path(path).exists() else []
+        total += summarise(label, entries, failures)
+        show_tests(label, entries)
+        show_targets(label, path)
+        if default:
+            late = [(label, sentence, "") for sentence in over_limits(entries)]
+            total["failed"] += len(late)
+            failures += late
     for label, name, result in failures:
         print(f"  failed: {label}: {name} {result}".rstrip())
     print(f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped")

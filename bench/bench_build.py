@@ -64,7 +64,7 @@ def measure(folder):
     clone = empty_clone(folder, "test")
     run(clone, "meson", "setup", "build/probe", "-Dlibdir=lib")
     _, figures["build.library_cpu"], _ = run(clone, "ninja", "-C", "build/probe", "installed")
-    _, rest, _ = run(clone, "ninja", "-C", "build/probe")
+    _, rest, _ = run(clone, "ninja", "-C", "build/probe", "all", "benches")
     figures["build.full_cpu"] = figures["build.library_cpu"] + rest
     shutil.rmtree(clone / "build")
     figures["build.test"], _, _ = run(clone, "./dev", "test")

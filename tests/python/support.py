@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests share: a small machine, and programs in a process of their own."""
+import contextlib
 import os
 import subprocess
 import sys
@@ -50,6 +51,15 @@ def start_slow_read(tensor):
     tensor.evict("device")
     tensor.evict("host")
     tensor.prefetch()
+
+
+def threads_named(name):
+    """Of this process; a thread of OpenMP has the name of the one whose team it is in."""
+    found = 0
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError), open(f"/proc/self/task/{task}/comm") as comm:
+            found += comm.read().strip() == name
+    return found
 
 
 class Machine(unittest.TestCase):

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
 from array import array
 
@@ -102,6 +103,32 @@ def beside_the_programs_own(rank, size):
             operation.collect().release()
             tensor.fill(1.0)
     return "done"
+
+
+def alone_on_its_thread(rank, size):
+    """Threads that sums start on a thread of the library, and those of torch in the program's."""
+    import torch
+    from stepwell._torch import Engine
+    torch.set_num_threads(2)
+    engine = Engine(None, 60)
+    started = []
+
+    def work():
+        # What a thread starts has its name; Gloo's threads have others.
+        with open("/proc/thread-self/comm", "w") as comm:
+            comm.write("sums")
+        for count in (1000, 1 << 18):
+            memory = array("f", [rank + 1.0]) * count
+            under_way = engine.all_reduce(memoryview(memory).cast("B"), stepwell.Dtype.F32)
+            while not engine.poll(under_way):
+                pass
+            started.append(support.threads_named("sums") - 1)
+            assert memory[0] == memory[-1] == size * (size + 1) / 2
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    return started, torch.get_num_threads()
 
 
 def offloaded(rank, size):
@@ -213,6 +240,9 @@ class Torch(unittest.TestCase):
 
     def test_collectives_of_the_program_do_not_meet_those_of_the_group(self):
         self.assertEqual(self.results("beside_the_programs_own"), ["done", "done"])
+
+    def test_sums_start_no_threads_beside_those_of_the_program(self):
+        self.assertEqual(self.results("alone_on_its_thread"), [[[0, 0], 2], [[0, 0], 2]])
 
     def test_a_rank_that_is_gone_is_an_error_of_the_others(self):
         self.assertEqual(self.results("lost"), ["RuntimeError", None])

@@ -9,7 +9,10 @@ MPI's. There is no abort(): Gloo's has no effect, and its timeout ends works in 
 """
 from __future__ import annotations
 
+import ctypes
 import datetime
+import os
+import threading
 from typing import Any, Generator, Optional
 
 import torch
@@ -30,6 +33,22 @@ TIMEOUT_SECONDS = 300.0
 PATIENCE = 5.0  # added for Gloo, whose timeout restarts with each of its works
 
 Work = Generator[Any, None, None]
+_alone = threading.local()
+
+
+def _be_alone() -> None:
+    """Make the operations of torch on this thread start no threads: a team of OpenMP would spin
+    beside the one of the program's thread, which computes meanwhile. For a thread of the library;
+    torch.set_num_threads() would set it for the program's as well."""
+    if getattr(_alone, "is_set", False):
+        return
+    _alone.is_set = True
+    torch.get_num_threads()  # the first use of torch on a thread sets it
+    path = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
+    try:
+        ctypes.CDLL(path).omp_set_num_threads(1)
+    except (OSError, AttributeError):
+        pass  # a torch without OpenMP
 
 
 class Engine:
@@ -61,6 +80,7 @@ class Engine:
         return self._begun(self._sum_all(self._tensor(data, dtype)))
 
     def _begun(self, work: Work) -> Work:
+        _be_alone()
         next(work, None)
         return work
 

@@ -87,7 +87,9 @@ enum { /* stw_optimizer_options.flags */
  * processors are not the nearest fp32 (1 in 5 is the next one). Pass that function and the mode
  * that torch uses, 0x140102. Update threads call it, several at once, with at most 1024 values, and
  * with separate arrays for values and roots. NULL: the nearest fp32, as in a torch without MKL. It
- * must stay callable until the optimizer is destroyed.
+ * must stay callable until the optimizer is destroyed. vmsSqrt() starts threads of its own from 128
+ * values on, in each thread that calls it, and these spin beside the program's: pass
+ * square_root_threads, that library's MKL_Set_Num_Threads_Local(), as well.
  *
  * gradient_scale and the clip come first: gradient x scale, rounded to fp32, is the gradient that
  * torch would get; a scale of 1 changes nothing. For parameters of F16 and BF16 this order applies
@@ -109,8 +111,11 @@ typedef struct stw_optimizer_options {
     /* with STW_OPTIMIZER_TORCH_ORDER; of MKL, vmsSqrt(). NULL: the nearest fp32 of each */
     void (*square_root)(int32_t n, const float *values, float *roots, int64_t mode);
     int64_t square_root_mode;
+    /* sets in how many threads square_root runs where this thread calls it, and returns what was
+     * set: called with 1 before roots are taken, and with what it returned after. NULL: not */
+    int32_t (*square_root_threads)(int32_t count);
 } stw_optimizer_options;
-#define STW_OPTIMIZER_OPTIONS_INIT { sizeof(stw_optimizer_options), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define STW_OPTIMIZER_OPTIONS_INIT { sizeof(stw_optimizer_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 typedef struct stw_optimizer_entry {
     uint32_t struct_size;

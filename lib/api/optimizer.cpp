@@ -34,6 +34,10 @@ Status check_custom(const stw_optimizer_options &options)
 Status check_torch_order(const stw_optimizer_options &options)
 {
     const bool narrow = options.state_dtype != 0 && options.state_dtype != STW_F32;
+    if (options.square_root_threads && !options.square_root) {
+        return Status::error(STW_ERROR_INVALID, "options.square_root_threads is set without "
+                                                "square_root, whose threads it is about");
+    }
     if ((options.flags & STW_OPTIMIZER_TORCH_ORDER) == 0) {
         if (!options.square_root && options.square_root_mode == 0) return {};
         return Status::error(STW_ERROR_INVALID,

@@ -446,9 +446,21 @@ TEST(an_empty_tensor_is_fetched_and_trained)
     machine_close(runtime);
 }
 
+/* Of the thread that calls it; as MKL_Set_Num_Threads_Local(), it begins with 0, "not set". */
+static __thread int32_t threads_of_roots;
+static atomic_int roots_in_many;
+
+static int32_t set_threads(int32_t count)
+{
+    const int32_t before = threads_of_roots;
+    threads_of_roots = count;
+    return before;
+}
+
 static void all_are_two(int32_t n, const float *values, float *roots, int64_t mode)
 {
     (void)values;
+    if (threads_of_roots != 1) atomic_fetch_add(&roots_in_many, 1);
     for (int32_t i = 0; i < n; ++i) roots[i] = mode == 22 ? 2.0F : 0.0F;
 }
 
@@ -475,7 +487,9 @@ TEST(torch_order_is_refused_where_torch_has_none)
     fails(stw_optimizer_create(runtime, &options, &optimizer), STW_ERROR_INVALID, "states of");
     options.state_dtype = 0, options.flags = 0, options.square_root = all_are_two;
     fails(stw_optimizer_create(runtime, &options, &optimizer), STW_ERROR_INVALID, "square_root");
-    options.square_root = NULL, options.square_root_mode = 1;
+    options.square_root = NULL, options.square_root_threads = set_threads;
+    fails(stw_optimizer_create(runtime, &options, &optimizer), STW_ERROR_INVALID, "_threads");
+    options.square_root_threads = NULL, options.square_root_mode = 1;
     fails(stw_optimizer_create(runtime, &options, &optimizer), STW_ERROR_INVALID, "square_root");
     assert_null(optimizer);
     machine_close(runtime);
@@ -491,6 +505,7 @@ TEST(torch_order_takes_the_roots_that_are_given)
     here.runtime = runtime;
     options.algorithm = STW_OPTIMIZER_ADAGRAD, options.flags = STW_OPTIMIZER_TORCH_ORDER;
     options.square_root = all_are_two, options.square_root_mode = 22;
+    options.square_root_threads = set_threads;
     ok(stw_optimizer_create(runtime, &options, &here.optimizer));
     hyper.lr = 1, hyper.eps = 0;
     ok(stw_optimizer_set_hyper(here.optimizer, 0, &hyper));
@@ -500,6 +515,7 @@ TEST(torch_order_takes_the_roots_that_are_given)
     ok(stw_tensor_fill(here.parameter, 1, NULL));
     step_by(&here, 0.5);
     expect_all(here.parameter, 0.75F); /* 1 - 0.5 / 2 */
+    assert_int_equal(atomic_load(&roots_in_many), 0);
     machine_close(runtime);
 }
 

@@ -122,6 +122,24 @@ class TorchOrder(unittest.TestCase):
                     states = algorithm != "sgd" or "momentum" in hyper
                     self.assertEqual(len(differing), 1 + states * len(STATES[algorithm]))
 
+    def test_update_threads_start_no_threads(self):
+        """MKL's roots would each start a team of OpenMP in each update thread, named as that is."""
+        torch = self.torch
+        if not torch.backends.mkl.is_available():
+            self.skipTest("this PyTorch has no MKL")
+        torch.set_num_threads(2)
+        pairs = self.tensors([self.random(size, size) for size in SIZES])
+        for algorithm in ("adamw", "adagrad"):
+            optimizer = getattr(self.runtime, algorithm)(torch_order=True)
+            optimizer.add_many(pairs)
+            for _ in range(3):
+                for weights, gradient in pairs:
+                    gradient.fill(0.5)
+                optimizer.step(wait=True)
+            self.assertEqual(support.threads_named("stw-update"), 2)
+            optimizer.destroy()
+        self.assertEqual(torch.get_num_threads(), 2)
+
     def test_the_library_rounds_otherwise_by_itself(self):
         differing = self.run_beside("adamw", {"weight_decay": 0.01}, torch_order=False)
         self.assertGreater(min(differing.values()), 1000, differing)

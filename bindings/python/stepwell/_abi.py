@@ -571,6 +571,7 @@ class stw_optimizer_options(Struct):
         ("ema_decay", c_double),
         ("square_root", CFUNCTYPE(None, c_int32, POINTER(c_float), POINTER(c_float), c_int64)),
         ("square_root_mode", c_int64),
+        ("square_root_threads", CFUNCTYPE(c_int32, c_int32)),
     ]
 
 

@@ -130,7 +130,9 @@ class Optimizer:
             ema_decay=ema_decay,
         )
         if torch_order:
-            options.square_root, options.square_root_mode = square_root()
+            roots = square_root()
+            options.square_root, options.square_root_mode = roots.function, roots.mode
+            options.square_root_threads = roots.set_threads
         if policy is not None:
             options.state_policy = ctypes.pointer(policy)
         if custom is not None:

@@ -150,7 +150,7 @@ Status OptimizerTable::create_optimizer(const stw_optimizer_options &options,
     body->shared_hash = collective::hash_bytes(options.algorithm, &decay, sizeof decay);
     update::TorchOrder torch_order;
     if ((options.flags & STW_OPTIMIZER_TORCH_ORDER) != 0) {
-        torch_order = {options.square_root, options.square_root_mode};
+        torch_order = {options.square_root, options.square_root_mode, options.square_root_threads};
         const bool given = options.square_root != nullptr;
         body->shared_hash = collective::hash_bytes(body->shared_hash, &given, sizeof given);
     }

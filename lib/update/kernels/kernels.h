@@ -75,6 +75,7 @@ void update_chunk(Algorithm algorithm, const Coefficients &coefficients, const C
 struct SquareRoot {
     void (*function)(int32_t n, const float *values, float *roots, int64_t mode) = nullptr;
     int64_t mode = 0;
+    int32_t (*set_threads)(int32_t count) = nullptr;
 };
 
 // What STW_OPTIMIZER_TORCH_ORDER promises, of all algorithms but Lion: the bits of torch.optim. On

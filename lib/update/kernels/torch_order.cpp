@@ -191,7 +191,7 @@ Chunk piece_of(const Chunk &chunk, uint64_t begin, uint64_t count)
 template <class Rule>
 HWY_INLINE void by_pieces(const Coefficients &c, const Chunk &chunk, const SquareRoot &given)
 {
-    // Below what MKL starts threads for; a call costs a tenth of its roots.
+    // A call costs a tenth of its roots.
     constexpr uint64_t kPieceElements = 1024;
     alignas(64) float roots[kPieceElements];
     const auto take_roots = given.function != nullptr ? given.function : nearest_roots;
@@ -240,6 +240,26 @@ STEPWELL_DISPATCH(run_torch);
     c.correction2_sqrt = static_cast<float>(std::pow(correction2, 0.5));
 }
 
+// MKL would start threads in each update thread, which spin between its calls and take the
+// processors from the program. The setting is the calling thread's alone, and is put back.
+class OneThread {
+public:
+    explicit OneThread(const SquareRoot &root)
+        : set_(root.set_threads), before_(set_ != nullptr ? set_(1) : 0)
+    {
+    }
+    ~OneThread()
+    {
+        if (set_ != nullptr) set_(before_);
+    }
+    OneThread(const OneThread &) = delete;
+    OneThread &operator=(const OneThread &) = delete;
+
+private:
+    int32_t (*const set_)(int32_t count);
+    const int32_t before_;
+};
+
 }  // namespace
 
 Coefficients make_torch_coefficients(Algorithm algorithm, const stw_hyper &hyper, uint64_t step,
@@ -257,6 +277,7 @@ void update_chunk_as_torch(Algorithm algorithm, const Coefficients &coefficients
                            const Chunk &chunk, const SquareRoot &square_root)
 {
     const FloatEnvironment environment;
+    const OneThread alone(square_root);
     run_torch_dispatch.chosen()(algorithm, coefficients, chunk, square_root);
 }
 

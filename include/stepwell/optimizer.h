@@ -5,7 +5,7 @@
 #ifndef STEPWELL_OPTIMIZER_H
 #define STEPWELL_OPTIMIZER_H
 
-#include <stepwell/tensor.h>
+#include <stepwell/copy.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -148,7 +148,8 @@ STW_API stw_status stw_optimizer_destroy(stw_optimizer *optimizer);
  *
  * The master of a BF16 parameter is kept as what its parameter lacks, 17 bits instead of 32, until
  * the program asks for it (stw_optimizer_state, or stw_tensor_find by its name): two tensors
- * "master_low" and "master_open", which are the library's alone. Bits are the same. A master is
+ * "master_low" and "master_open", which are the library's alone. Bits are the same. Reads and
+ * writes by stw_optimizer_read_master and stw_optimizer_write_master leave it so. A master is
  * whole from the beginning with STW_OPTIMIZER_DURABLE, with a custom update, of a part of a
  * parameter, where the states have their home on a device that updates, and where align_bytes of
  * the parameter or its gradient is below 32.
@@ -177,6 +178,29 @@ STW_API stw_status stw_optimizer_set_hyper(stw_optimizer *optimizer, uint32_t pa
  * STW_UPDATE_SPECULATE and its verdict. */
 STW_API stw_status stw_optimizer_state(stw_optimizer *optimizer, stw_tensor *parameter,
                                        const char *state, stw_tensor **tensor_out);
+/**
+ * Copy between the fp32 master of a parameter and memory of the caller, in the form in which it is
+ * kept: a master in parts stays so, and takes no more room. A read has the values that the next
+ * update starts from: before the first update, and where the parameter was written since the last,
+ * those of the parameter. A write sets the master, and the parameter to the nearest values of its
+ * dtype, as an update does; moments and the count are kept.
+ *
+ * `options` NULL: all of it. dtype is F32 or 0, and tier that of the host, without a stream. Of a
+ * sharded parameter scope is STW_SHARD, this rank's part. A part of a master that is kept in parts
+ * is written from a multiple of 8 elements to another one, or to the end.
+ *
+ * Ownership: the caller's memory is the library's until return.
+ * Threads:   one at a time with steps.
+ * Blocks:    until the update of that parameter and the copy are done, or the timeout passes; it
+ *            waits for no other parameter.
+ * Errors:    as stw_tensor_read and stw_tensor_write; NOT_FOUND (an fp32 parameter has no master),
+ *            UNSUPPORTED (STW_WHOLE of a sharded one), EMPTY (the parameter was never written),
+ *            BUSY between a step with STW_UPDATE_SPECULATE and its verdict.
+ */
+STW_API stw_status stw_optimizer_read_master(stw_optimizer *optimizer, stw_tensor *parameter,
+                                             void *destination, const stw_copy_options *options);
+STW_API stw_status stw_optimizer_write_master(stw_optimizer *optimizer, stw_tensor *parameter,
+                                              const void *source, const stw_copy_options *options);
 /* Number of updates of this parameter (used by bias correction), including a running one: a step
  * counts from its verdict on, or from its end if it has no verdict. Set: at most 2^53; BUSY while a
  * step is pending. Always 0 if this rank has nothing to update: the parameter is empty, or other

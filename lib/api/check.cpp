@@ -205,6 +205,21 @@ Status check_flags(uint32_t flags, uint32_t known, const char *name)
                          name, flags & ~known);
 }
 
+Status take_copy(const stw_tensor *tensor, const stw_copy_options *from, stw_copy_options *options)
+{
+    STW_TRY(enter(tensor));
+    *options = STW_COPY_OPTIONS_INIT;
+    if (from) STW_TRY(take(options, from, "options"));
+    STW_TRY(tensor->runtime->body->views.streams.check_stream(options->stream));
+    if (options->scope > STW_SHARD || options->reserved ||
+        (options->tier != STW_TIER_DEFAULT && options->tier != STW_TIER_HOST &&
+         options->tier != STW_TIER_DEVICE)) {
+        return Status::error(STW_ERROR_INVALID, "options.scope %u or tier %u is not known",
+                             options->scope, options->tier);
+    }
+    return {};
+}
+
 Status refuse_unsummable(const stw_tensor *tensor)
 {
     const uint32_t dtype = tensor->dtype;

@@ -104,6 +104,17 @@ Status check_parameter(const stw_optimizer *optimizer, const stw_tensor *paramet
                          parameter_text(parameter->name).c_str());
 }
 
+Status take_master_copy(const stw_optimizer *optimizer, const stw_tensor *parameter,
+                        const void *memory, const stw_copy_options *from, stw_copy_options *options)
+{
+    STW_TRY(enter(optimizer));
+    STW_TRY(check_parameter(optimizer, parameter));
+    STW_TRY(take_copy(parameter, from, options));
+    if (memory || parameter->elements == 0) return {};
+    return Status::error(STW_ERROR_INVALID, "the memory for the master of %s is null",
+                         parameter_text(parameter->name).c_str());
+}
+
 Status check_number(double value, const char *name)
 {
     if (!std::isnan(value) && value >= 0.0) return {};
@@ -171,6 +182,28 @@ stw_status stw_optimizer_state(stw_optimizer *optimizer, stw_tensor *parameter, 
         }
         return optimizer->runtime->body->optimizers.optimizer_state(optimizer, parameter, state,
                                                                     tensor_out);
+    });
+}
+
+stw_status stw_optimizer_read_master(stw_optimizer *optimizer, stw_tensor *parameter,
+                                     void *destination, const stw_copy_options *options)
+{
+    return guard([&]() -> Status {
+        stw_copy_options copy{};
+        STW_TRY(take_master_copy(optimizer, parameter, destination, options, &copy));
+        return optimizer->runtime->body->masters.read(optimizer, parameter,
+                                                      static_cast<float *>(destination), copy);
+    });
+}
+
+stw_status stw_optimizer_write_master(stw_optimizer *optimizer, stw_tensor *parameter,
+                                      const void *source, const stw_copy_options *options)
+{
+    return guard([&]() -> Status {
+        stw_copy_options copy{};
+        STW_TRY(take_master_copy(optimizer, parameter, source, options, &copy));
+        return optimizer->runtime->body->masters.write(optimizer, parameter,
+                                                       static_cast<const float *>(source), copy);
     });
 }
 

@@ -66,21 +66,6 @@ Status enter_all(stw_tensor *const *tensors, uint32_t n)
     return {};
 }
 
-Status take_copy(const stw_tensor *tensor, const stw_copy_options *from, stw_copy_options *options)
-{
-    STW_TRY(enter(tensor));
-    *options = STW_COPY_OPTIONS_INIT;
-    if (from) STW_TRY(take(options, from, "options"));
-    STW_TRY(tensor->runtime->body->views.streams.check_stream(options->stream));
-    if (options->scope > STW_SHARD || options->reserved ||
-        (options->tier != STW_TIER_DEFAULT && options->tier != STW_TIER_HOST &&
-         options->tier != STW_TIER_DEVICE)) {
-        return Status::error(STW_ERROR_INVALID, "options.scope %u or tier %u is not known",
-                             options->scope, options->tier);
-    }
-    return {};
-}
-
 Status refuse_read_only(const stw_tensor *tensor)
 {
     if (!(tensor->flags & STW_TENSOR_READ_ONLY)) return {};

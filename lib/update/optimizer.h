@@ -133,6 +133,10 @@ public:
     // tensors of the optimizer any more. Waits for the steps under way and for the master. OK,
     // TIMEOUT, INTERRUPTED, CLOSED; `begun_out`: it will be. One at a time, as steps are.
     Status join_master(TensorId parameter, TensorId master, uint64_t timeout_ns, bool *begun_out);
+    // Whether the next update of the parameter makes its fp32 master anew, since it has none yet or
+    // was written after its last update. Waits for its update under way. BUSY before a verdict,
+    // TIMEOUT, INTERRUPTED. One at a time, as steps are.
+    Result<bool> remakes_master(TensorId parameter, uint64_t timeout_ns);
     // fp32 masters that the next update makes anew, since their parameters were written after the
     // last one. Of parameters that are claimed: nobody writes or updates them meanwhile.
     [[nodiscard]] std::vector<TensorId> stale_masters() const;

@@ -170,4 +170,28 @@ Status Optimizer::join_master(TensorId parameter, TensorId master, uint64_t time
     return {};
 }
 
+// ----------------------------------------------------------------------------- read and write ----
+
+Result<bool> Optimizer::remakes_master(TensorId parameter, uint64_t timeout_ns)
+{
+    Pipeline::Parts &pipeline = parts_->pipeline;
+    const ParameterJob *const job = parts_->find(parameter);
+    STW_ASSERT(job != nullptr && job->shape.has_master);
+    {
+        MutexLock lock(pipeline.mutex);
+        const Waiter waiter = pipeline.waiter(timeout_ns);
+        while (job->step != nullptr) {
+            if (job->step->early) {
+                return Status::error(STW_ERROR_BUSY,
+                                     "%s was updated speculatively: read or write its master "
+                                     "before that, or after the step that is the verdict",
+                                     parameter_text(job->name).c_str());
+            }
+            STW_TRY(pipeline.sleep(waiter));
+        }
+    }
+    const TensorId master = job->shape.layouts[ParameterJob::kOthers].tensor;
+    return pipeline.tiers.contents(master) == Contents::kEmpty || job->master_is_stale();
+}
+
 }  // namespace stepwell::update

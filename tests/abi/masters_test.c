@@ -2,7 +2,8 @@
 /*
  * The master of a bf16 parameter, which the library keeps as what its parameter lacks until the
  * program asks for it: training has the same bits whether it was asked for before the first step or
- * after the last one, and fewer bytes move until then.
+ * after the last one, and fewer bytes move until then. Reads and writes of a master leave it in
+ * parts.
  */
 #include "support.h"
 
@@ -124,12 +125,40 @@ static void keep(const trainee *here, outcome *made)
     }
 }
 
-static void train(const machine *wanted, uint32_t algorithm, uint32_t state_dtype, int asks_first,
+/* What the tensors of a runtime hold together, states among them. */
+static uint64_t bytes_of_tensors(stw_runtime *runtime)
+{
+    stw_tensor *at = NULL;
+    uint64_t bytes = 0;
+    for (;;) {
+        ok(stw_tensor_next(runtime, at, &at));
+        if (!at) return bytes;
+        bytes += info_of(at).whole_bytes;
+    }
+}
+
+/* While updates go on, and changes nothing. */
+static void read_and_write_masters(const trainee *here)
+{
+    const uint64_t before = bytes_of_tensors(here->runtime);
+    for (int i = 0; i < PARAMETERS; ++i) {
+        ok(stw_optimizer_read_master(here->optimizer, here->parameters[i], here->scratch, NULL));
+        ok(stw_optimizer_write_master(here->optimizer, here->parameters[i], here->scratch, NULL));
+    }
+    assert_int_equal(bytes_of_tensors(here->runtime), before);
+}
+
+enum { NOBODY_ASKS, ASKS_FIRST, READS_AND_WRITES };
+
+static void train(const machine *wanted, uint32_t algorithm, uint32_t state_dtype, int manner,
                   outcome *made)
 {
-    trainee here = trainee_open(wanted, algorithm, state_dtype, asks_first);
+    trainee here = trainee_open(wanted, algorithm, state_dtype, manner == ASKS_FIRST);
     memset(made, 0, sizeof *made);
-    for (int step = 1; step <= STEPS; ++step) step_once(&here, step, made);
+    for (int step = 1; step <= STEPS; ++step) {
+        if (manner == READS_AND_WRITES) read_and_write_masters(&here);
+        step_once(&here, step, made);
+    }
     keep(&here, made);
     /* A master goes on from what was read of it. */
     step_once(&here, 1, made);
@@ -151,6 +180,19 @@ static machine machine_of(uint32_t host_blocks, uint32_t threads)
     return made;
 }
 
+static void expect_same(const outcome *whole, const outcome *parts)
+{
+    assert_memory_equal(whole->norms, parts->norms, sizeof whole->norms);
+    assert_memory_equal(whole->skipped, parts->skipped, sizeof whole->skipped);
+    for (int p = 0; p < PARAMETERS; ++p) {
+        for (int j = 0; j < KEPT; ++j) {
+            assert_int_equal(whole->sizes[p][j], parts->sizes[p][j]);
+            if (whole->sizes[p][j] == 0) continue;
+            assert_memory_equal(whole->bytes[p][j], parts->bytes[p][j], whole->sizes[p][j]);
+        }
+    }
+}
+
 TEST(training_has_the_same_bits_whenever_the_master_is_asked_for)
 {
     static const struct {
@@ -163,21 +205,17 @@ TEST(training_has_the_same_bits_whenever_the_master_is_asked_for)
     };
     for (size_t i = 0; i < COUNT(courses); ++i) {
         const machine tight = machine_of(20, 3), roomy = machine_of(300, 1);
-        outcome whole, parts;
-        train(&roomy, courses[i].algorithm, courses[i].state_dtype, 1, &whole);
-        train(&tight, courses[i].algorithm, courses[i].state_dtype, 0, &parts);
-        assert_memory_equal(whole.norms, parts.norms, sizeof whole.norms);
-        assert_memory_equal(whole.skipped, parts.skipped, sizeof whole.skipped);
+        outcome whole;
+        train(&roomy, courses[i].algorithm, courses[i].state_dtype, ASKS_FIRST, &whole);
         assert_int_equal(whole.skipped[2], 1);
-        for (int p = 0; p < PARAMETERS; ++p) {
-            for (int j = 0; j < KEPT; ++j) {
-                assert_int_equal(whole.sizes[p][j], parts.sizes[p][j]);
-                if (whole.sizes[p][j] == 0) continue;
-                assert_memory_equal(whole.bytes[p][j], parts.bytes[p][j], whole.sizes[p][j]);
-            }
+        for (int manner = NOBODY_ASKS; manner <= READS_AND_WRITES; ++manner) {
+            outcome parts;
+            if (manner == ASKS_FIRST) continue;
+            train(&tight, courses[i].algorithm, courses[i].state_dtype, manner, &parts);
+            expect_same(&whole, &parts);
+            forget(&parts);
         }
         forget(&whole);
-        forget(&parts);
     }
 }
 
@@ -244,6 +282,138 @@ TEST(half_precision_and_parts_of_parameters_have_whole_masters)
         snprintf(name, sizeof name, "optimizer.%s.master_low", i == 0 ? "half" : "part");
         fails(stw_tensor_find(runtime, name, &found), STW_ERROR_NOT_FOUND, "master_low");
     }
+    ok(stw_optimizer_destroy(optimizer));
+    machine_close(runtime);
+}
+
+/* Every upper half with lower halves around the ties, with a master in parts and a whole one. */
+TEST(every_master_that_is_written_is_read_again)
+{
+    static const uint32_t lows[] = {0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF};
+    const uint64_t n = COUNT(lows) << 16;
+    const machine wanted = machine_of(60, 2);
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_copy_options as_f32 = {.struct_size = sizeof as_f32, .dtype = STW_F32};
+    uint32_t *masters = malloc(n * 4), *found = malloc(n * 4);
+    uint16_t *rounded = malloc(n * 2), *values = malloc(n * 2);
+    assert_true(masters && found && rounded && values);
+    for (uint64_t i = 0; i < n; ++i)
+        masters[i] = (uint32_t)(i / COUNT(lows)) << 16 | lows[i % COUNT(lows)];
+    stw_tensor_spec spec = spec_f32("rounded", n);
+    spec.dtype = STW_BF16;
+    stw_tensor *as_bf16 = tensor_make(runtime, &spec);
+    ok(stw_tensor_write(as_bf16, masters, &as_f32));
+    ok(stw_tensor_read(as_bf16, rounded, NULL));
+    for (int whole = 0; whole < 2; ++whole) {
+        stw_optimizer *optimizer = optimizer_make(runtime, STW_OPTIMIZER_SGD);
+        stw_tensor *master = NULL;
+        spec.name = whole ? "whole" : "parts", spec.role = STW_ROLE_PARAM;
+        stw_tensor *parameter = tensor_make(runtime, &spec);
+        spec.name = NULL, spec.role = STW_ROLE_GRAD;
+        optimizer_add(optimizer, parameter, tensor_make(runtime, &spec));
+        ok(stw_tensor_fill(parameter, 1, NULL));
+        if (whole) ok(stw_optimizer_state(optimizer, parameter, "master", &master));
+        ok(stw_optimizer_write_master(optimizer, parameter, masters, NULL));
+        ok(stw_optimizer_read_master(optimizer, parameter, found, NULL));
+        assert_memory_equal(found, masters, n * 4);
+        ok(stw_tensor_read(parameter, values, NULL));
+        assert_memory_equal(values, rounded, n * 2);
+        stw_copy_options part = {.struct_size = sizeof part, .element_count = 70001};
+        part.element_begin = 131075;
+        ok(stw_optimizer_read_master(optimizer, parameter, found, &part));
+        assert_memory_equal(found, masters + part.element_begin, part.element_count * 4);
+        ok(stw_optimizer_destroy(optimizer));
+    }
+    free(masters), free(found), free(rounded), free(values);
+    machine_close(runtime);
+}
+
+/* The rest is what the next update would begin with. */
+TEST(a_part_of_a_master_is_written_beside_what_there_is)
+{
+    for (int asks_first = 0; asks_first < 2; ++asks_first) {
+        const machine wanted = machine_of(60, 2);
+        trainee here = trainee_open(&wanted, STW_OPTIMIZER_ADAMW, STW_F32, asks_first);
+        stw_copy_options part = {.struct_size = sizeof part};
+        const uint64_t n = elements_of[1];
+        float expected[1001];
+        part.element_begin = 496, part.element_count = n - part.element_begin;
+        for (int round = 0; round < 2; ++round) {
+            outcome made;
+            ok(stw_optimizer_read_master(here.optimizer, here.parameters[1], expected, NULL));
+            for (uint64_t i = part.element_begin; i < n; ++i) expected[i] = noise(9, round, i);
+            ok(stw_optimizer_write_master(here.optimizer, here.parameters[1],
+                                          expected + part.element_begin, &part));
+            ok(stw_optimizer_read_master(here.optimizer, here.parameters[1], here.scratch, NULL));
+            assert_memory_equal(here.scratch, expected, n * sizeof(float));
+            step_once(&here, 1, &made);
+        }
+        trainee_close(&here);
+    }
+}
+
+TEST(a_master_is_read_after_the_update_under_way)
+{
+    const machine wanted = machine_of(20, 2);
+    trainee here = trainee_open(&wanted, STW_OPTIMIZER_ADAMW, STW_F32, 0);
+    float *later = malloc(elements_of[0] * sizeof(float));
+    uint64_t count = 0;
+    assert_non_null(later);
+    for (int step = 1; step <= 3; ++step) {
+        for (int i = 0; i < PARAMETERS; ++i)
+            give(&here, here.gradients[i], i, step == 3 ? 4 : step);
+        ok(stw_optimizer_step(here.optimizer, NULL, NULL));
+        ok(stw_optimizer_read_master(here.optimizer, here.parameters[0], here.scratch, NULL));
+        ok(stw_optimizer_get_count(here.optimizer, here.parameters[0], &count));
+        assert_int_equal(count, step);
+        ok(stw_runtime_drain(here.runtime, 0));
+        ok(stw_optimizer_read_master(here.optimizer, here.parameters[0], later, NULL));
+        assert_memory_equal(here.scratch, later, elements_of[0] * sizeof(float));
+    }
+    free(later);
+    trainee_close(&here);
+}
+
+TEST(copies_of_masters_say_what_is_wrong)
+{
+    const machine wanted = machine_of(60, 2);
+    trainee here = trainee_open(&wanted, STW_OPTIMIZER_ADAMW, STW_F32, 0);
+    stw_tensor *w = here.parameters[0];
+    stw_copy_options part = {.struct_size = sizeof part, .element_begin = 4, .element_count = 8};
+    stw_update_options early = STW_UPDATE_OPTIONS_INIT;
+    fails(stw_optimizer_write_master(here.optimizer, w, here.scratch, &part), STW_ERROR_INVALID,
+          "a multiple of 8 elements");
+    part.element_begin = elements_of[0];
+    fails(stw_optimizer_read_master(here.optimizer, w, here.scratch, &part), STW_ERROR_INVALID,
+          "elements");
+    part.element_begin = 0, part.dtype = STW_BF16;
+    fails(stw_optimizer_read_master(here.optimizer, w, here.scratch, &part), STW_ERROR_INVALID,
+          "as f32 in host memory");
+    fails(stw_optimizer_read_master(here.optimizer, w, NULL, NULL), STW_ERROR_INVALID, "is null");
+    fails(stw_optimizer_read_master(here.optimizer, here.gradients[0], here.scratch, NULL),
+          STW_ERROR_NOT_FOUND, "'g0'");
+    ok(stw_tensor_discard(&w, 1));
+    fails(stw_optimizer_read_master(here.optimizer, w, here.scratch, NULL), STW_ERROR_EMPTY, "w0");
+    ok(stw_optimizer_write_master(here.optimizer, w, here.scratch, NULL));
+    for (int i = 0; i < PARAMETERS; ++i) give(&here, here.gradients[i], i, 1);
+    early.flags = STW_UPDATE_SPECULATE;
+    ok(stw_optimizer_step(here.optimizer, &early, NULL));
+    fails(stw_optimizer_write_master(here.optimizer, w, here.scratch, NULL), STW_ERROR_BUSY,
+          "speculatively");
+    ok(stw_optimizer_step(here.optimizer, NULL, NULL));
+    trainee_close(&here);
+}
+
+TEST(a_parameter_of_f32_has_no_master_to_copy)
+{
+    const machine wanted = machine_of(60, 2);
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_optimizer *optimizer = optimizer_make(runtime, STW_OPTIMIZER_ADAMW);
+    stw_tensor *parameter = tensor_f32(runtime, "w", 10);
+    float values[10];
+    optimizer_add(optimizer, parameter, tensor_f32(runtime, "g", 10));
+    fails(stw_optimizer_read_master(optimizer, parameter, values, NULL), STW_ERROR_NOT_FOUND,
+          "is in f32 itself");
     ok(stw_optimizer_destroy(optimizer));
     machine_close(runtime);
 }

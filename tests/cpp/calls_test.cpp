@@ -483,6 +483,23 @@ TEST(Operation, TellsItsEnd)
     close(fd);
 }
 
+TEST(Optimizer, CopiesMasters)
+{
+    stw::Runtime runtime = open_runtime();
+    const stw::Tensor weights =
+        stw::Tensor::create(runtime, "w", {kElements}, STW_BF16, STW_ROLE_PARAM).value();
+    const stw::Tensor gradient = tensor_of(runtime, "g", 0.5, STW_ROLE_GRAD);
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    options.algorithm = STW_OPTIMIZER_ADAMW;
+    stw::Optimizer optimizer = stw::Optimizer::create(runtime, options).value();
+    optimizer.add(weights, gradient);
+    const std::vector<float> masters(kElements, 1.0F + 0x1p-20F);
+    std::vector<float> out(kElements);
+    optimizer.write_master(weights, masters.data());
+    optimizer.read_master(weights, out.data());
+    EXPECT_EQ(out, masters);
+}
+
 TEST(Optimizer, TellsStatesCountsAndVerdicts)
 {
     stw::Runtime runtime = open_runtime();

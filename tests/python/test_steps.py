@@ -8,6 +8,7 @@ import pathlib
 import shlex
 import subprocess
 import sys
+from array import array
 
 import stepwell
 import support
@@ -344,6 +345,31 @@ class Optimizers(support.Machine):
         self.assertEqual(optimizer.state(weights, "exp_avg").dtype, stepwell.Dtype.BF16)
         with self.assertRaises(stepwell.UnsupportedError):
             self.runtime.adamw(state_dtype="f16")
+
+    def test_masters_are_copied_in_the_form_they_are_kept(self):
+        weights = self.runtime.create("w", (3, 10), "bf16", role="param")
+        gradient = self.runtime.create("g", (3, 10), "bf16", role="grad")
+        optimizer = self.runtime.adamw()
+        optimizer.add(weights, gradient)
+        names = {tensor.name for tensor in self.runtime}
+        masters = array("f", [1 + at * 2.0 ** -20 for at in range(30)])
+        optimizer.write_master(weights, masters)
+        out = array("f", [0.0]) * 30
+        self.assertIs(optimizer.read_master(weights, out), out)
+        self.assertEqual(out, masters)
+        self.assertEqual(bytes(optimizer.read_master(weights, begin=8, count=16)),
+                         masters[8:24].tobytes())
+        self.assertEqual(bytes(weights.read()), b"\x80\x3f" * 30)
+        optimizer.write_master(weights, masters[:8], 8, 8)
+        self.assertEqual(bytes(optimizer.read_master(weights)),
+                         (masters[:8] + masters[:8] + masters[16:]).tobytes())
+        self.assertEqual({tensor.name for tensor in self.runtime}, names)
+        with self.assertRaisesRegex(ValueError, "shape"):
+            optimizer.write_master(weights, memoryview(masters).cast("B").cast("f", (10, 3)))
+        with self.assertRaisesRegex(ValueError, "30 elements of 4 bytes"):
+            optimizer.read_master(weights, array("f", [0.0]))
+        with self.assertRaisesRegex(stepwell.NotFoundError, "'g'"):
+            optimizer.read_master(gradient)
 
     @support.needs_numpy
     def test_gradients_that_are_not_finite_skip_the_step(self):

@@ -969,6 +969,12 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "stw_optimizer_state": (c_int32, [
         c_void_p, c_void_p, c_char_p, POINTER(c_void_p)
     ]),
+    "stw_optimizer_read_master": (c_int32, [
+        c_void_p, c_void_p, c_void_p, POINTER(stw_copy_options)
+    ]),
+    "stw_optimizer_write_master": (c_int32, [
+        c_void_p, c_void_p, c_void_p, POINTER(stw_copy_options)
+    ]),
     "stw_optimizer_get_count": (c_int32, [
         c_void_p, c_void_p, POINTER(c_uint64)
     ]),

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Sequence, Tuple, Un
 
 from . import _abi, _waiting
 from ._custom import GradientDtypes, kernel_over_arrays
-from ._dtypes import dtype_of
+from ._dtypes import Dtype, Memory, dtype_of, made_for, readable, writable
+from ._enums import Scope
 from ._library import lib
 from ._tensor import Policy, Tensor, nanoseconds
 from ._torch_order import square_root
@@ -227,6 +228,40 @@ class Optimizer:
         handle = ctypes.c_void_p()
         check(lib.stw_optimizer_state(self._use(), parameter._use(), name.encode(), handle))
         return self._runtime._tensor(handle.value)
+
+    def read_master(self, parameter: Tensor, out: Any = None, begin: int = 0, count: int = 0, *,
+                    timeout: Optional[float] = None, scope: Union[Scope, str] = Scope.WHOLE) -> Any:
+        """Copy the fp32 values that the next update starts from, as Tensor.read() does.
+
+        It waits for the update of this parameter alone. The master stays in the form in which the
+        library keeps it, where state(parameter, "master") makes it whole for good.
+        """
+        elements = parameter._range(begin, count, scope)
+        if out is None:
+            out, memory = made_for(elements, Dtype.F32)
+            if elements == parameter._elements and hasattr(out, "reshape"):
+                out = out.reshape(parameter.shape)
+        else:
+            memory = writable(out, Dtype.F32)
+        self._copy_master(lib.stw_optimizer_read_master, parameter, memory, elements,
+                          (begin, count, timeout, scope))
+        return out
+
+    def write_master(self, parameter: Tensor, source: Any, begin: int = 0, count: int = 0, *,
+                     timeout: Optional[float] = None,
+                     scope: Union[Scope, str] = Scope.WHOLE) -> None:
+        """Set the fp32 master, and the parameter to the nearest values of its dtype."""
+        parameter._has_shape_of(source, begin, count)
+        self._copy_master(lib.stw_optimizer_write_master, parameter,
+                          readable(source, Dtype.F32), parameter._range(begin, count, scope),
+                          (begin, count, timeout, scope))
+
+    def _copy_master(self, function: Any, parameter: Tensor, memory: Memory, elements: int,
+                     part: Tuple[int, int, Optional[float], Union[Scope, str]]) -> None:
+        memory = memory._replace(dtype=memory.dtype or Dtype.F32)
+        parameter._fits(memory, elements)
+        check(_waiting.call(self._runtime, function, self._use(), parameter._use(), memory.pointer,
+                            parameter._options(memory, *part)))
 
     def count(self, parameter: Tensor) -> int:
         """Number of updates of this parameter."""

@@ -315,6 +315,13 @@ class Tensor:
             raise ValueError(f"{memory.bytes} bytes of the caller's for {count} elements of "
                              f"{each} bytes of {self._label()}")
 
+    def _has_shape_of(self, source: Any, begin: int, count: int) -> None:
+        shape = tuple(getattr(source, "shape", ()))
+        whole = begin == 0 and count in (0, self._elements)
+        if whole and len(shape) > 1 and len(self._shape) > 1 and shape != self._shape:
+            raise ValueError(f"{self._label()} has the shape {self._shape}, and what is written "
+                             f"{shape}; reshape it, or write it flat")
+
     @staticmethod
     def _options(memory: Optional[Memory], begin: int, count: int, timeout: Optional[float],
                  scope: Union[Scope, str]) -> _abi.stw_copy_options:
@@ -336,11 +343,7 @@ class Tensor:
         """
         handle, memory = self._use(), readable(source, self._dtype, dtype)
         self._fits(memory, self._range(begin, count, scope))
-        shape = tuple(getattr(source, "shape", ()))
-        whole = begin == 0 and count in (0, self._elements)
-        if whole and len(shape) > 1 and len(self._shape) > 1 and shape != self._shape:
-            raise ValueError(f"{self._label()} has the shape {self._shape}, and what is written "
-                             f"{shape}; reshape it, or write it flat")
+        self._has_shape_of(source, begin, count)
         check(_waiting.call(self._runtime, lib.stw_tensor_write, handle, memory.pointer,
                             self._options(memory, begin, count, timeout, scope)))
 

@@ -103,6 +103,19 @@ public:
         if (code < 0) return Result<TensorRef>(code);
         return TensorRef(tensor);
     }
+    /// Copies the fp32 values that the next update starts from; the master stays as it is kept.
+    Status read_master(TensorRef parameter, void *destination,
+                       const stw_copy_options &options = STW_COPY_OPTIONS_INIT) const
+    {
+        return Status(
+            stw_optimizer_read_master(optimizer_, parameter.get(), destination, &options));
+    }
+    /// Sets the master, and the parameter to the nearest values of its dtype.
+    Status write_master(TensorRef parameter, const void *source,
+                        const stw_copy_options &options = STW_COPY_OPTIONS_INIT)
+    {
+        return Status(stw_optimizer_write_master(optimizer_, parameter.get(), source, &options));
+    }
     /// The number of updates of this parameter, which bias correction uses.
     Result<uint64_t> count(TensorRef parameter) const
     {

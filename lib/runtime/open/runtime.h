@@ -7,6 +7,7 @@
 #include "lib/profile/tuning.h"
 #include "lib/runtime/addresses/room.h"
 #include "lib/runtime/budgets/budgets.h"
+#include "lib/runtime/calls/masters.h"
 #include "lib/runtime/calls/room.h"
 #include "lib/runtime/copies/room.h"
 #include "lib/runtime/dispatch/dispatcher.h"
@@ -83,6 +84,8 @@ public:
                               addresses.sink, tensors.registry,  views.sleepers,  ranks.collectives,
                               ranks.wholes,   ranks.sums,        updates.devices, updates.pieces};
     CallsRoom calls;
+    Masters masters{ground,        optimizers,       views.sleepers,
+                    copies.chunks, copies.snapshots, calls.reductions};
     DurableRoom durable{.opening{ground, restored},
                         .commits{ground, restored, tensors.zeros, tensors.registry, ranks.shards,
                                  ranks.collectives, optimizers, durable.opening}};

@@ -560,6 +560,32 @@ void OptimizerTable::drop_parts(OptimizerBody &body, const stw_tensor *parameter
     }
 }
 
+Status OptimizerTable::kept_master(stw_optimizer *optimizer, stw_tensor *parameter,
+                                   uint64_t timeout_ns, KeptMaster *kept_out)
+{
+    OptimizerBody &body = body_of(optimizer);
+    MutexLock changes(body.changes);
+    bool updated_here = false;
+    STW_TRY(find_parameter(body, parameter, &updated_here));
+    const auto state = [&](const char *name) -> stw_tensor * {
+        const OwnedState *owned = find_state(body, parameter, name);
+        return owned ? owned->tensor : nullptr;
+    };
+    KeptMaster kept{state("master"), state(kMasterLow), state(kMasterOpen)};
+    if (!kept.whole && !kept.low) {
+        return Status::error(STW_ERROR_NOT_FOUND, "%s has no master here: it is in f32 itself",
+                             parameter_text(parameter->name).c_str());
+    }
+    if (updated_here) {
+        Result<bool> remade =
+            body.optimizer->remakes_master(parameter->id, dispatch_.timeout(timeout_ns));
+        if (!remade.ok()) return sleepers_.tell_waiting(std::move(remade.status()));
+        kept.is_remade = remade.value();
+    }
+    *kept_out = kept;
+    return {};
+}
+
 Status OptimizerTable::find_tensor(const char *name, stw_tensor **tensor_out)
 {
     Status status = registry_.find_tensor(name, tensor_out);

@@ -29,6 +29,7 @@ class Sums;
 class Wholes;
 class DeviceUpdates;
 class TierAccess;
+struct KeptMaster;
 
 class OptimizerTable final : public DispatchHook, Grounded {
 public:
@@ -44,6 +45,10 @@ public:
     Status set_hyper(stw_optimizer *optimizer, uint32_t group, const stw_hyper &hyper);
     Status optimizer_state(stw_optimizer *optimizer, stw_tensor *parameter, const char *state,
                            stw_tensor **tensor_out);
+    // Once the update of the parameter that is under way is through. NOT_FOUND; else as
+    // update::Optimizer::remakes_master().
+    Status kept_master(stw_optimizer *optimizer, stw_tensor *parameter, uint64_t timeout_ns,
+                       KeptMaster *kept_out);
     // By name, also a master that is in parts.
     Status find_tensor(const char *name, stw_tensor **tensor_out);
     Status get_count(stw_optimizer *optimizer, stw_tensor *parameter, uint64_t *count_out);

@@ -21,6 +21,14 @@ struct OwnedState {
 inline constexpr const char *kMasterLow = "master_low";
 inline constexpr const char *kMasterOpen = "master_open";
 
+// The master of a parameter as it is kept.
+struct KeptMaster {
+    stw_tensor *whole = nullptr;  // null where it is in parts
+    stw_tensor *low = nullptr;
+    stw_tensor *open = nullptr;
+    bool is_remade = false;  // by the next update, from the parameter
+};
+
 struct OptimizerBody : TensorHolder {
     uint32_t algorithm = 0;
     stw_optimizer *handle = nullptr;  // null once destroyed

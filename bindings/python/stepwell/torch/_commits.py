@@ -2,31 +2,38 @@
 """Generations of an offloaded model: the state outside the library's durable tensors.
 
 Parameters and large states are durable tensors, and kernels keep their counts. A commit copies
-buffers to durable tensors, and writes hyper-parameters and small states into the metadata, together
-with the program's own metadata.
+buffers, and extra states that are tensors, to durable tensors, and writes hyper-parameters, small
+and extra states and all names into the metadata, together with the program's own metadata.
 """
 from __future__ import annotations
 
 import io
 import zlib
-from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
 from .._tensor import Tensor, TensorSpec
 from ..errors import NotFoundError
+from ._naming import matched
 from ._records import read, write
 
 if TYPE_CHECKING:
     from ._offload import Offload
 
+_SMALL = 4096  # bytes; tensors up to this size are kept in the metadata
+_SHAPE = "shape of the tensor"
+_EXTRA = torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX
+
 
 class Commits:
-    """The commits of an Offload with a store. Created before the optimizer is converted."""
+    """The commits of an Offload with a store. Created before the parameters are moved."""
 
-    def __init__(self, offload: "Offload") -> None:
+    def __init__(self, offload: "Offload",
+                 parameters: List[Tuple[str, torch.nn.Parameter]], strict: bool) -> None:
         self._offload = offload
-        self._buffers: Dict[str, Tensor] = {}
+        self._strict = strict
+        self._kept: Dict[str, Tensor] = {}
         self.generation = 0  # the number of the resumed one; 0: none
         self.kept = False    # a generation has the frozen parameters
         found: Dict[str, Any] = {}
@@ -38,43 +45,105 @@ class Commits:
             pass
         self.metadata = found.get("program")
         self.optimizer: Optional[Dict[str, Any]] = found.get("optimizer")
-        for name, buffer in self._stated():
-            tensor = self._tensor(name, buffer)
+        self._extra: Dict[str, Any] = found.get("extra", {})
+        self._own = [name for name, _ in parameters]
+        names = self._own + [name for name, _ in self._buffers()] + [
+            name for name, _ in extra_states(self._model())]
+        self._names = matched(names, found["names"], strict) if "names" in found else {}
+        self.parameters = [(self._name(name), parameter) for name, parameter in parameters]
+
+    def restore(self) -> None:
+        """Set the buffers and extra states of the resumed generation."""
+        for name, buffer in self._buffers():
+            tensor = self._tensor(name, buffer.numel() * buffer.element_size())
             if tensor.restored:
                 with torch.no_grad():
-                    buffer.copy_(read(tensor, (tensor.elements,), (1,), torch.uint8)
-                                 .view(buffer.dtype).view(buffer.shape))
+                    buffer.copy_(_tensor_of(tensor, buffer.dtype, buffer.shape))
+        for name, module in extra_states(self._model()):
+            if self._name(name) in self._extra:
+                value = self._extra[self._name(name)]
+                if isinstance(value, dict) and _SHAPE in value:
+                    shape, dtype = value[_SHAPE], value["dtype"]
+                    value = torch.empty(shape, dtype=dtype)
+                    if value.numel():
+                        value = _tensor_of(self._tensor(name, value.nbytes), dtype, shape)
+                module.set_extra_state(value)
 
     def commit(self, metadata: Any, label: Optional[str]) -> int:
         offload = self._offload
         offload.mark()
-        for name, buffer in self._stated():
-            write(self._tensor(name, buffer), _bytes_of(buffer), (1,))
         steps = getattr(offload.optimizer, "_stepwell", None)
+        if self._strict and self.optimizer is not None and steps is None:
+            raise ValueError(
+                f"generation {self.generation}, which was resumed, has the states of "
+                f"{self.optimizer['class']}, and the next one would not: give offload() the "
+                "optimizer, or strict=False to leave them out")
+        names = list(self._own)
+        for name, buffer in self._buffers():
+            names.append(name)
+            write(self._tensor(name, buffer.numel() * buffer.element_size()), _bytes_of(buffer),
+                  (1,))
+        extra = {}
+        for name, module in extra_states(self._model()):
+            names.append(name)
+            extra[self._name(name)] = self._described(name, module.get_extra_state())
         self.kept = True
-        kept = _packed({"program": metadata, "optimizer": steps and steps.kept()})
-        return offload.runtime.commit(label, kept)
+        kept = _packed({"program": metadata, "optimizer": steps and steps.kept(), "extra": extra,
+                        "names": [self._name(name) for name in names]})
+        try:
+            return offload.runtime.commit(label, kept, complete=self._strict)
+        except NotFoundError as error:
+            error.sentence = (
+                f"'{error.tensor}' of generation {self.generation}, which was resumed, was not "
+                "made again, so the next generation would be without it: give offload() the same "
+                "model and optimizer, or strict=False to leave it out")
+            raise
 
-    def _stated(self) -> Iterator[Tuple[str, torch.Tensor]]:
-        """The buffers in state_dict()."""
+    def _model(self) -> torch.nn.Module:
         assert self._offload.model is not None
-        for prefix, module in self._offload.model.named_modules():
+        return self._offload.model
+
+    def _name(self, name: str) -> str:
+        """The name in generations."""
+        return self._names.get(name, name)
+
+    def _described(self, name: str, value: Any) -> Any:
+        """An extra state for the metadata, in which there is no room for large tensors."""
+        if not isinstance(value, torch.Tensor) or value.nbytes <= _SMALL:
+            return value
+        write(self._tensor(name, value.nbytes), _bytes_of(value), (1,))
+        return {_SHAPE: list(value.shape), "dtype": value.dtype}
+
+    def _buffers(self) -> Iterator[Tuple[str, torch.Tensor]]:
+        """The buffers in state_dict()."""
+        for prefix, module in self._model().named_modules():
             for key, buffer in module._buffers.items():
                 if (buffer is not None and buffer.numel()
                         and key not in module._non_persistent_buffers_set):
                     yield f"{prefix}.{key}" if prefix else key, buffer
 
-    def _tensor(self, name: str, buffer: torch.Tensor) -> Tensor:
-        known = self._buffers.get(name)
-        nbytes = buffer.numel() * buffer.element_size()
+    def _tensor(self, name: str, nbytes: int) -> Tensor:
+        name = self._name(name)
+        known = self._kept.get(name)
         if known is not None and known.elements == nbytes:
             return known
         if known is not None:
             known.destroy()
         made = self._offload.runtime.create_many([TensorSpec(
             shape=nbytes, dtype="u8", name=name, durable=True)])[0]
-        self._buffers[name] = made
+        self._kept[name] = made
         return made
+
+
+def extra_states(model: torch.nn.Module) -> Iterator[Tuple[str, torch.nn.Module]]:
+    """The modules with an extra state, by its name in state_dict()."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
+            yield f"{prefix}.{_EXTRA}" if prefix else _EXTRA, module
+
+
+def _tensor_of(tensor: Tensor, dtype: torch.dtype, shape: Any) -> torch.Tensor:
+    return read(tensor, (tensor.elements,), (1,), torch.uint8).view(dtype).view(shape)
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -89,8 +158,9 @@ def _packed(kept: Dict[str, Any]) -> bytes:
         _unpacked(made)
     except Exception as error:
         raise TypeError("a generation keeps what torch.load(weights_only=True) reads: tensors, "
-                        "numbers, text, and lists and dicts of them; of the metadata, or of the "
-                        f"optimizer's groups and states, it says: {error}") from error
+                        "numbers, text, and lists and dicts of them; of the metadata, of the "
+                        "optimizer's groups and states, or of the extra state of a module, it "
+                        f"says: {error}") from error
     return made
 
 

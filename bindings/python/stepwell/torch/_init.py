@@ -160,7 +160,8 @@ class Tiers:
     def offload(self, model: torch.nn.Module,
                 optimizer: Optional[torch.optim.Optimizer] = None, *,
                 keep_gradients: bool = False, update_in_backward: bool = False,
-                find_unused_parameters: bool = False, tile_bytes: Optional[Size] = None
+                find_unused_parameters: bool = False, tile_bytes: Optional[Size] = None,
+                strict: bool = True
                 ) -> Tuple[torch.nn.Module, Optional[torch.optim.Optimizer]]:
         """stepwell.torch.offload() in these tiers; returns both arguments.
 
@@ -190,7 +191,7 @@ class Tiers:
         self._sweep(set(names))
         try:
             made.begin(model, optimizer, parameters, self._durable, update_in_backward,
-                       find_unused_parameters, tile_bytes)
+                       find_unused_parameters, tile_bytes, strict)
         except BaseException:
             made.let_go(model)
             raise

@@ -10,6 +10,7 @@ import torch
 
 from .._tensor import TensorSpec
 from . import _optimizer, _tiles
+from ._commits import extra_states
 from ._records import DTYPES, TRAINED, Offloaded
 
 _SLACK = 32     # blocks of nvme in addition to the computed number
@@ -92,8 +93,10 @@ def need(model: torch.nn.Module, parameters: List[Tuple[str, torch.nn.Parameter]
             sizes = own if alone else own * copies
         need += sum(-(-parameter.numel() * size // block) * block for size in sizes)
     if copies > 1:  # the file of generations: see docs/generations.md
+        extra = [module.get_extra_state() for _, module in extra_states(model)]
         need += copies * sum(-(-buffer.numel() * buffer.element_size() // block) * block
-                             for buffer in model.buffers())
+                             for buffer in [*model.buffers(), *extra]
+                             if isinstance(buffer, torch.Tensor))
         need += copies * ((2 << 20) + 512 * (need // block))
     return need
 

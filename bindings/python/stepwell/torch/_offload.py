@@ -89,12 +89,15 @@ class Offload:
     def begin(self, model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer],
               parameters: List[Tuple[str, torch.nn.Parameter]], durable: bool,
               update_in_backward: bool, find_unused_parameters: bool,
-              tile_bytes: Optional[Size]) -> None:
+              tile_bytes: Optional[Size], strict: bool) -> None:
         """Convert a model, so that its calls and steps use the tiers."""
         if self.ranks is not None:
             self.ranks.find_unused = find_unused_parameters
         self.model, self.optimizer = model, optimizer
         self.own_steps = optimizer is not None and _optimizer.kind_of(optimizer) is None
+        if durable:
+            self.commits = Commits(self, parameters, strict)
+            parameters = self.commits.parameters
         self.take(parameters, durable)
         _tiles.divide(self, model, None if tile_bytes is None else size_of(tile_bytes))
         cut(self, "", model, 0)
@@ -102,8 +105,8 @@ class Offload:
         for module in model.modules():
             self._handles.append(module.register_state_dict_pre_hook(copies_begin))
             self._handles.append(module.register_state_dict_post_hook(copies_end))
-        if durable:
-            self.commits = Commits(self)
+        if self.commits is not None:
+            self.commits.restore()
         states = 0 if optimizer is None else _optimizer.states_of(optimizer)
         # Parameters that are updated in backward release their pins and gradients there.
         self.resident = not update_in_backward and stays(self, states)
@@ -300,8 +303,8 @@ class Offload:
     def commit(self, metadata: Any = None, *, label: Optional[str] = None) -> int:
         """Make a generation of the present state, and return its number; needs store_name.
 
-        It includes parameters, persistent buffers, the optimizer's states, counts and groups, but
-        no gradients, so call it after step() and zero_grad(). metadata: values that torch.load()
+        It includes parameters, persistent buffers, extra states, the optimizer's states, counts and
+        groups, but no gradients, so call it after step() and zero_grad(). metadata: values that torch.load()
         reads with weights_only, at most 1 MiB together with the small states. The program must add
         random states, schedulers, scalers and the position in the data:
 
@@ -363,7 +366,8 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
             update_in_backward: bool = False, find_unused_parameters: bool = False,
             activation_bytes: Optional[Size] = None, activation_nvme_bytes: Size = "4GiB",
             store_name: Optional[str] = None, tile_bytes: Optional[Size] = None,
-            **options: Any) -> Tuple[torch.nn.Module, Optional[torch.optim.Optimizer]]:
+            strict: bool = True, **options: Any
+            ) -> Tuple[torch.nn.Module, Optional[torch.optim.Optimizer]]:
     """Keep a model's parameters, gradients and optimizer states in tiers; returns both arguments.
 
     The training loop is unchanged. device_bytes: memory in which the model computes; host_bytes: a
@@ -371,7 +375,9 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
     that do not fit; nvme_bytes: its size, by default enough for parameters, gradients and states.
     store_name: the name of a store for generations (Offload.commit()); resume=True: resume the
     newest generation, which replaces the contents of the arguments; with overwrite=True start anew
-    if there is none. keep_gradients: `.grad` remains after optimizer.step() until zero_grad(), as
+    if there is none. strict: a generation is resumed only if it has the parameters and buffers of
+    the model and no others, and the next one must have all that it had; names may differ by the
+    wrappers of torch.compile and others, or by one prefix. keep_gradients: `.grad` remains after optimizer.step() until zero_grad(), as
     in plain torch, and uses room until then. update_in_backward: update each parameter as soon as
     backward has its gradient, for loops that do nothing else with gradients.
     find_unused_parameters: some ranks may have no gradient for a parameter while others have one.
@@ -398,7 +404,7 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
     made = opened(device_bytes, host_bytes, nvme, nvme_bytes, store_name, keep_gradients, options)
     try:
         made.begin(model, optimizer, parameters, store_name is not None, update_in_backward,
-                   find_unused_parameters, tile_bytes)
+                   find_unused_parameters, tile_bytes, strict)
         if activation_bytes is not None:
             made.spill = made.saved_tensors.begin(size_of(activation_bytes))
     except BaseException:

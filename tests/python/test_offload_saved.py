@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""stepwell.torch: names, extra states, ties and writes of what a program saves and resumes.
+
+Skipped where PyTorch is not installed.
+"""
+import importlib.util
+import os
+import tempfile
+import unittest
+
+import support
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+if HAS_TORCH:
+    import torch
+    from torch import nn
+
+    import stepwell
+    import stepwell.torch
+HAS_TRANSFORMERS = HAS_TORCH and importlib.util.find_spec("transformers") is not None
+HAS_PEFT = HAS_TRANSFORMERS and importlib.util.find_spec("peft") is not None
+
+BLOCK = support.BLOCK
+
+
+def mlp(seed=0, layers=3):
+    torch.manual_seed(seed)
+    return nn.Sequential(*(nn.Linear(32, 32) for _ in range(layers)), nn.BatchNorm1d(32))
+
+
+def adam(model):
+    return torch.optim.AdamW(model.parameters(), 1e-2)
+
+
+def steps(model, optimizer, n=2):
+    for _ in range(n):
+        model(torch.ones(4, 32).cumsum(0)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def values(model):
+    return [value.detach().clone() for value in [*model.parameters(), *model.buffers()]]
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory(prefix="stepwell-saved-", dir=".")
+        self.addCleanup(directory.cleanup)
+        self.directory = directory.name
+        if HAS_TORCH:
+            torch.set_num_threads(1)
+
+    def offload(self, model, optimizer=None, blocks=48, **options):
+        if "init" in options:
+            return options.pop("init").offload(model, optimizer, **options)
+        stepwell.torch.offload(
+            model, optimizer, device_bytes=blocks * BLOCK, block_bytes=BLOCK, thread_count=2,
+            nvme=stepwell.Nvme(self.directory, (1 << 20) + 1024 * BLOCK,
+                               driver_options="allow_tmpfs=1"), **options)
+        made = stepwell.torch.offloaded(model)
+        self.addCleanup(made.close)
+        return made
+
+    def equal(self, ours, others):
+        self.assertEqual(len(ours), len(others))
+        for one, other in zip(ours, others):
+            self.assertTrue(torch.equal(one, other))
+
+
+if HAS_TORCH:
+    class Holder(nn.Module):
+        """Holds a model like DistributedDataParallel, under any name."""
+
+        def __init__(self, model, name="module"):
+            super().__init__()
+            setattr(self, name, model)
+            self.inner = [model]
+
+        def forward(self, x):
+            return self.inner[0](x)
+
+    class Scaled(nn.Linear):
+        """Its extra state is a tensor, small or large, or a dict."""
+
+        scale = 1.0
+        kind = "small"
+
+        def get_extra_state(self):
+            if self.kind == "dict":
+                return {"scale": self.scale}
+            return torch.full((2000 if self.kind == "large" else 1,), self.scale)
+
+        def set_extra_state(self, state):
+            self.scale = float(state["scale"] if isinstance(state, dict) else state[-1])
+
+
+@unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")
+class Names(Case):
+    def committed(self, wrap=lambda model: model):
+        """A run of two steps and a commit; two more steps give the values expected of others."""
+        model = wrap(mlp())
+        optimizer = adam(model)
+        with self.offload(model, optimizer, store_name="run", overwrite=True) as made:
+            steps(model, optimizer)
+            made.commit({"step": 2})
+            steps(model, optimizer)
+            return values(model)
+
+    def test_a_model_that_is_wrapped_is_resumed_and_so_is_one_that_no_longer_is(self):
+        wraps = {
+            "plain": lambda model: model,
+            "compiled": lambda model: torch.compile(model, backend="eager"),
+            "DDP's name": Holder,
+            "compiled in it": lambda model: Holder(torch.compile(model, backend="eager")),
+            "Lightning's name": lambda model: Holder(model, "model"),
+        }
+        for (first, one), (then, other) in zip(wraps.items(), [*wraps.items()][1:] + [
+                *wraps.items()][:1]):
+            with self.subTest(f"{first}, then {then}"):
+                expected = self.committed(one)
+                model = other(mlp(seed=1))
+                optimizer = adam(model)
+                with self.offload(model, optimizer, store_name="run", resume=True) as made:
+                    steps(model, optimizer)
+                    self.equal(values(model), expected)
+                    made.commit({"step": 4})
+                model = one(mlp(seed=1))
+                with self.offload(model, adam(model), store_name="run", resume=True) as made:
+                    self.assertEqual(made.metadata, {"step": 4})
+                    self.equal(values(model), expected)
+
+    def test_names_that_do_not_match_are_refused_and_both_sides_named(self):
+        self.committed()
+
+        class Other(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.up, self.down, self.last, self.norm = mlp(seed=1)
+
+        class Twice(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.module, self.other = mlp(), mlp()
+        for model, words in ((Other(), "'0.weight' and 10 more that the model has not, and the "
+                                       "model has 'up.weight' and 10 more that the generation"),
+                             (Twice(), "has nothing that the model has not, and the model has"),
+                             (mlp()[:3], "has '3.weight' and 4 more that the model has not, and "
+                                    "the model has nothing that")):
+            with self.assertRaisesRegex(ValueError, words):
+                self.offload(model, store_name="run", resume=True)
+        with self.assertRaisesRegex(ValueError, "up.weight"):  # nothing would be resumed
+            self.offload(Other(), store_name="run", resume=True, strict=False)
+        model = mlp(seed=1)
+        with self.offload(model, store_name="run", resume=True) as made:  # nothing was lost
+            self.assertEqual(made.generation, 1)
+
+    def test_strict_false_resumes_what_matches_and_leaves_the_rest_out(self):
+        self.committed()
+        first, model = mlp(), nn.ModuleDict({"module": mlp(seed=1), "head": nn.Linear(32, 2)})
+        head = model.head.weight.detach().clone()
+        with self.offload(first, store_name="run", resume=True):
+            expected = values(first)
+        model.module[1] = nn.Identity()
+        with self.offload(model, store_name="run", resume=True, strict=False) as made:
+            self.equal(list(model.module[0].parameters()), expected[:2])
+            self.equal(list(model.module[2].parameters()), expected[4:6])
+            self.assertTrue(torch.equal(model.head.weight, head))
+            made.commit()
+            self.assertEqual(made.runtime.generation().left_out, 2 + 16)
+
+    def test_a_commit_that_would_lose_states_is_refused(self):
+        self.committed()
+        model = mlp(seed=1)
+        with self.offload(model, store_name="run", resume=True) as made:
+            with self.assertRaisesRegex(ValueError, "has the states of AdamW, and the next one"):
+                made.commit()
+        for at, resume in (slice(1, None), False), (slice(-1), True):  # as many, but others
+            model = mlp()
+            optimizer = torch.optim.AdamW(list(model.parameters())[at])
+            with self.offload(model, optimizer, store_name="less", resume=resume) as made:
+                if not resume:
+                    steps(model, optimizer)
+                    made.commit()
+                    continue
+                with self.assertRaisesRegex(stepwell.NotFoundError, "'optimizer.3.bias.exp_avg' "
+                                            "of generation 1, .* was not made again"):
+                    made.commit()
+
+    def test_a_buffer_is_resumed_under_another_prefix(self):
+        model = mlp()
+        with self.offload(model, store_name="run") as made:
+            model(torch.randn(8, 32))
+            mean = model[3].running_mean.clone()
+            made.commit()
+        model = Holder(mlp())
+        with self.offload(model, store_name="run", resume=True):
+            self.assertTrue(torch.equal(model.module[3].running_mean, mean))
+
+    @unittest.skipUnless(HAS_PEFT, "peft is not installed (./dev setup --torch)")
+    def test_a_base_is_resumed_in_a_model_of_peft(self):
+        import peft
+        self.committed()
+        plain = mlp()
+        with self.offload(plain, store_name="run", resume=True):
+            expected = values(plain)
+
+        def adapted():
+            return peft.get_peft_model(mlp(seed=1), peft.LoraConfig(target_modules=["1"], r=2))
+        with self.assertRaisesRegex(ValueError, "lora_A.default.weight' and 1 more that the gen"):
+            self.offload(adapted(), store_name="run", resume=True)
+        model = adapted()
+        with self.offload(model, store_name="run", resume=True, strict=False):
+            base = model.base_model.model
+            self.equal(list(base[0].parameters()) + list(base[1].base_layer.parameters()),
+                       expected[:4])
+
+
+@unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")
+class ExtraStates(Case):
+    def model(self, kind):
+        model = nn.Sequential(Scaled(16, 16), nn.Sequential(Scaled(16, 16)))
+        model[0].kind = model[1][0].kind = kind
+        return model
+
+    def test_they_are_in_generations(self):
+        for kind in "small", "large", "dict":
+            with self.subTest(kind):
+                model = self.model(kind)
+                with self.offload(model, store_name=kind) as made:
+                    made.commit()
+                    model[0].scale, model[1][0].scale = 7.0, 8.0
+                    made.commit()
+                model = Holder(self.model(kind))
+                with self.offload(model, store_name=kind, resume=True) as made:
+                    self.assertEqual((model.module[0].scale, model.module[1][0].scale), (7.0, 8.0))
+                    made.commit()
+                    self.assertEqual(made.runtime.generation().left_out, 0)
+                need = [stepwell.torch._making.need(made, list(made.named_parameters()), None,
+                                                    BLOCK, 3) for made in
+                        (self.model("dict"), self.model(kind))]
+                self.assertEqual(need[1] - need[0], 0 if kind == "dict" else 6 * (BLOCK + 3 * 512))
+                with self.assertRaisesRegex(ValueError, "'0._extra_state' and 1 more that the mod"):
+                    self.offload(nn.Sequential(nn.Linear(16, 16), nn.Sequential(
+                        nn.Linear(16, 16))), store_name=kind, resume=True)
+
+    def test_one_that_a_generation_cannot_keep_is_refused(self):
+        class Odd(nn.Linear):
+            def get_extra_state(self):
+                return Case
+        with self.offload(Odd(4, 4), store_name="run") as made:
+            with self.assertRaisesRegex(TypeError, "extra state of a module"):
+                made.commit()
+
+    def test_they_are_in_files_of_safetensors_if_they_are_tensors(self):
+        for kind in "small", "large":
+            model, path = self.model(kind), os.path.join(self.directory, kind)
+            self.offload(model)
+            model[0].scale, model[1][0].scale = 7.0, 8.0
+            stepwell.torch.save_safetensors(model, path)
+            again = self.model("small")
+            self.offload(again)
+            self.assertEqual(stepwell.torch.load_safetensors(again, path), ([], []))
+            self.assertEqual((again[0].scale, again[1][0].scale), (7.0, 8.0))
+        other = self.model("dict")
+        with self.assertRaisesRegex(ValueError, "'0._extra_state' of .* is a dict"):
+            stepwell.torch.save_safetensors(other, path)
+        plain = nn.Sequential(nn.Linear(16, 16), nn.Sequential(nn.Linear(16, 16)))
+        stepwell.torch.save_safetensors(plain, path)
+        with self.assertRaisesRegex(RuntimeError, 'Missing key.* "0._extra_state"'):
+            stepwell.torch.load_safetensors(other, path)
+        missing, _ = stepwell.torch.load_safetensors(other, path, strict=False)
+        self.assertEqual(missing, ["0._extra_state", "1.0._extra_state"])
+        self.equal(list(other.parameters()), list(plain.parameters()))
+
+    def test_an_entry_that_a_hook_makes_is_not_read_into(self):
+        def doubled(module, state, prefix, _):
+            state[prefix + "weight"] = state[prefix + "weight"].detach() * 2
+        model = nn.Linear(4, 4)
+        model.register_state_dict_post_hook(doubled)
+        path = os.path.join(self.directory, "made.safetensors")
+        stepwell.torch.save_safetensors(model, path)
+        with self.assertRaisesRegex(ValueError, "'weight' of the model's state is made for"):
+            stepwell.torch.load_safetensors(model, path)
+
+
+if __name__ == "__main__":
+    support.main()

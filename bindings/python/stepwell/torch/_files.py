@@ -20,6 +20,7 @@ import torch
 from .. import _abi, _waiting
 from .._library import lib
 from ..errors import check
+from ._commits import extra_states
 from ._offload import Size, size_of
 from ._records import READ, Offloaded, Record, read, write
 from ._streams import PART_BYTES, Place, Reader, Writer
@@ -56,13 +57,16 @@ class _Entry(NamedTuple):
         return Place(self.path, self.descriptor, self.begin, self.size)
 
 
-def _stated(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
+def _stated(model: torch.nn.Module, saved: bool) -> Dict[str, torch.Tensor]:
     """The entries of state_dict(), as the parameters and buffers themselves."""
     found = model.state_dict(keep_vars=True)
     for name, value in found.items():
+        if not isinstance(value, torch.Tensor) and not saved:
+            found[name] = value = torch.empty(0)  # an extra state that a file may not have
         if not isinstance(value, torch.Tensor):
             raise ValueError(f"'{name}' of the model's state is a {type(value).__name__}: a file "
-                             "of safetensors has tensors alone")
+                             "of safetensors has tensors alone, which a get_extra_state() may "
+                             "return; state_dict() and generations have others, too")
         if value.device.type == "meta":
             raise ValueError(f"'{name}' is on meta and has no memory: make the model in "
                              "stepwell.torch.init()")
@@ -91,9 +95,12 @@ def load_safetensors(model: torch.nn.Module, path: Path, *, strict: bool = True)
     Names are those of state_dict(); for a parameter with several names one is enough. Values of
     another dtype are converted to the model's, like copy_(). strict: missing or unexpected names
     raise a RuntimeError, as another shape always does; nothing has been loaded then. It uses 10 MiB
-    of plain memory at a time. The model may be plain, made by init(), or offloaded.
+    of plain memory at a time. The model may be plain, made by init(), or offloaded. Extra states
+    are set after all parameters.
     """
-    state = _stated(model)
+    state = _stated(model, False)
+    extra = dict(extra_states(model))
+    own = {id(value) for value in [*model.parameters(), *model.buffers()]}
     with ExitStack() as stack:
         entries = _entries(os.fspath(path), stack)
         groups: Dict[int, List[str]] = {}
@@ -106,7 +113,14 @@ def load_safetensors(model: torch.nn.Module, path: Path, *, strict: bool = True)
                  f"{torch.Size(entries[name].shape)} from checkpoint, the shape in current model "
                  f"is {value.shape}."
                  for name, value in state.items()
-                 if name in entries and tuple(value.shape) != entries[name].shape]
+                 if name in entries and tuple(value.shape) != entries[name].shape
+                 and name not in extra]
+        made = [name for name, value in state.items()
+                if name in entries and name not in extra and id(value) not in own]
+        if made:
+            raise ValueError(f"'{made[0]}' of the model's state is made for state_dict() and is no "
+                             "parameter or buffer into which a file is read: use "
+                             "load_state_dict(safetensors.torch.load_file(...))")
         if strict and unexpected:
             wrong.insert(0, "Unexpected key(s) in state_dict: "
                          + ", ".join(f'"{name}"' for name in unexpected) + ". ")
@@ -118,13 +132,19 @@ def load_safetensors(model: torch.nn.Module, path: Path, *, strict: bool = True)
                                + "\n\t".join(wrong))
         # The last of several names of a parameter applies, as in load_state_dict(); in the order of
         # the files.
-        chosen = {id(value): (entries[name], value) for name, value in state.items()
+        chosen = {id(value): (entries[name], value, name) for name, value in state.items()
                   if name in entries}
-        pairs = sorted(chosen.values(), key=lambda pair: (pair[0].path, pair[0].begin))
-        with Reader([entry.place() for entry, _ in pairs]) as reader:
+        due = sorted(chosen.values(), key=lambda each: (each[0].path, each[0].begin))
+        found = {}
+        with Reader([entry.place() for entry, _, _ in due]) as reader:
             slices = iter(reader)
-            for entry, value in pairs:
-                _load(value, entry, slices)
+            for entry, value, name in due:
+                if name in extra:
+                    found[name] = _whole(entry, slices)
+                else:
+                    _load(value, entry, slices)
+        for name, data in found.items():
+            extra[name].set_extra_state(data)
     return torch.nn.modules.module._IncompatibleKeys(missing, unexpected)
 
 
@@ -137,15 +157,20 @@ def _load(value: torch.Tensor, entry: _Entry, slices: Iterator[memoryview]) -> N
             _copy(lib.stw_tensor_write, record, part.to(record.dtype), begin)
         record.changes += 1
         return
-    data = torch.empty(entry.shape, dtype=entry.dtype)
-    for begin, part in _parts(entry, slices):
-        data.view(-1)[begin:begin + len(part)] = part
+    data = _whole(entry, slices)
     if record is None:
         with torch.no_grad():
             value.copy_(data)
     else:
         write(record.tensor, data.to(record.dtype), record.stride)
         record.changes += 1
+
+
+def _whole(entry: _Entry, slices: Iterator[memoryview]) -> torch.Tensor:
+    data = torch.empty(entry.shape, dtype=entry.dtype)
+    for begin, part in _parts(entry, slices):
+        data.view(-1)[begin:begin + len(part)] = part
+    return data
 
 
 def _parts(entry: _Entry, slices: Iterator[memoryview]) -> Iterator[Tuple[int, torch.Tensor]]:
@@ -223,7 +248,7 @@ def save_safetensors(model: torch.nn.Module, path: Path, *,
     complete: until then a reader finds the old model, or nothing. A folder whose shards are
     replaced has both for a moment. It uses 10 MiB of plain memory at a time.
     """
-    path, state = os.fspath(path), _stated(model)
+    path, state = os.fspath(path), _stated(model, True)
     first: Dict[int, str] = {}
     for name, value in state.items():
         first.setdefault(id(value), name)

@@ -3,10 +3,14 @@
 
 Skipped where PyTorch is not installed.
 """
+import copy
 import importlib.util
+import io
 import os
+import pickle
 import tempfile
 import unittest
+import warnings
 
 import support
 
@@ -282,6 +286,207 @@ class ExtraStates(Case):
         stepwell.torch.save_safetensors(model, path)
         with self.assertRaisesRegex(ValueError, "'weight' of the model's state is made for"):
             stepwell.torch.load_safetensors(model, path)
+
+
+def tied():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(100, 32), nn.Sequential(nn.Linear(32, 32)),
+                          nn.Linear(32, 100, bias=False))
+    model[2].weight = model[0].weight
+    model[1].register_buffer("count", torch.ones(3))
+    return model
+
+
+@unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")
+class Entries(Case):
+    def test_tied_weights_are_saved_once_and_stay_tied(self):
+        def saved(model):
+            file = io.BytesIO()
+            torch.save(model.state_dict(), file)
+            return file
+        plain, model = saved(tied()), tied()
+        self.offload(model)
+        holder = nn.ModuleDict({"module": model})
+        for ours in saved(model), saved(holder.module):
+            self.assertLess(ours.tell(), 1.05 * plain.tell())
+            ours.seek(0)
+            loaded = torch.load(ours)
+            self.assertEqual({type(value) for value in loaded.values()}, {torch.Tensor})
+            self.assertEqual(loaded["0.weight"].data_ptr(), loaded["2.weight"].data_ptr())
+        for copied in copy.deepcopy(model.state_dict()), holder.state_dict(prefix="a."):
+            one, other = (copied[name] for name in copied if "1" not in name)
+            self.assertEqual(one.untyped_storage().data_ptr(), other.untyped_storage().data_ptr())
+
+    @unittest.skipUnless(HAS_TRANSFORMERS, "transformers is not installed (./dev setup --torch)")
+    def test_save_pretrained_writes_a_tied_weight_once(self):
+        import transformers
+
+        def saved(name, offload):
+            torch.manual_seed(0)
+            model = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+                vocab_size=512, n_positions=8, n_embd=32, n_layer=1, n_head=2,
+                bos_token_id=0, eos_token_id=0))
+            if offload:
+                self.offload(model)
+            model.save_pretrained(os.path.join(self.directory, name))
+            with open(os.path.join(self.directory, name, "model.safetensors"), "rb") as file:
+                return file.read()
+        self.assertEqual(saved("ours", True), saved("plain", False))
+
+    def test_writes_to_entries_are_writes_to_the_model(self):
+        def out(value):
+            torch.add(value, 1, out=value)
+
+        def item(value):
+            value[0] = 3
+
+        def held(value):
+            value.mul_(2)
+            value[1:].add_(1)
+
+        def whole(value):
+            value.copy_(torch.ones_like(value))
+
+        ways = {
+            "mul_": lambda value: value.mul_(0.5), "+=": lambda value: value.__iadd__(1),
+            "out=": out, "[0]": item, "a view": lambda value: value[0].zero_(), "twice": held,
+            "data": lambda value: value.data.add_(1), "copy_": whole,
+            "detach, view": lambda value: value.detach().view(-1)[3:5].fill_(2),
+            "t": lambda value: value.t().div_(3), "unbind": lambda value: list(value)[0].neg_(),
+            "chunk": lambda value: value.chunk(2)[1].exp_(), "lerp_": lambda value: value.lerp_(
+                torch.ones(value.shape, dtype=value.dtype), 0.25),
+            "foreach": lambda value: torch._foreach_mul_([value, torch.ones(2)], 0.5),
+            "init": lambda value: nn.init.constant_(value, 0.25),
+            "index_add_": lambda value: value.index_add_(0, torch.tensor([1]), value[:1].clone()),
+            "expanded": lambda value: value.view_as(value).masked_fill_(value > 0, 1),
+            "optimizer": lambda value: self.updated(nn.Parameter(value)),
+        }
+
+        def run(model, way, inference=False):
+            with torch.inference_mode() if inference else torch.no_grad():
+                state = model.state_dict()
+            for name, value in state.items():
+                if value.dim() == 2:
+                    ways[way](value)
+            return values(model)
+        for blocks, dtype in (48, torch.float32), (48, torch.bfloat16), (5, torch.float32):
+            def made():
+                torch.manual_seed(0)
+                width = 512 if blocks == 5 else 32
+                return nn.Sequential(nn.Linear(width, 160), nn.Linear(160, 32)).to(dtype)
+            expected = {way: run(made(), way) for way in ways}
+            model = made()
+            start = copy.deepcopy(model.state_dict())
+            records = self.offload(model, blocks=blocks).records
+            self.assertEqual(any(record.large for record in records), blocks == 5)
+            for way in ways:
+                for pinned in False, True:
+                    with self.subTest(way, blocks=blocks, dtype=dtype, pinned=pinned):
+                        model.load_state_dict(start)
+                        address = model[0].weight.data_ptr() if pinned else None
+                        self.equal(run(model, way, not pinned), expected[way])
+                        del address
+
+    def updated(self, parameter):
+        parameter.grad = torch.ones_like(parameter)
+        torch.optim.AdamW([parameter], 0.1).step()
+
+    def test_an_entry_that_is_older_than_its_parameter_is_not_written(self):
+        model = mlp()
+        optimizer = adam(model)
+        made = self.offload(model, optimizer)
+
+        def trained():
+            steps(model, optimizer, 1)
+
+        def written():
+            with torch.no_grad():
+                model[0].weight.mul_(2)
+
+        def loaded():
+            model.load_state_dict(mlp().state_dict())
+
+        for change in trained, written, loaded, made.close:
+            entry = model.state_dict()["0.weight"]
+            before = entry.clone()
+            change()
+            weight = model[0].weight.detach().clone()
+            with self.assertRaisesRegex(RuntimeError, "copy of parameter '0.weight' that is older"):
+                entry[0].zero_()
+            self.assertTrue(torch.equal(entry, before))
+            self.assertTrue(torch.equal(model[0].weight, weight))
+
+    def test_an_entry_of_a_pinned_parameter_is_a_copy(self):
+        model = mlp()
+        self.offload(model)
+        address = model[0].weight.data_ptr()
+        entry = model.state_dict()["0.weight"]
+        self.assertNotEqual(entry.data_ptr(), address)
+        before = entry.clone()
+        with torch.no_grad():
+            model[0].weight.mul_(2)
+        self.assertTrue(torch.equal(entry, before))
+
+    def test_all_else_takes_entries_as_plain_tensors(self):
+        model = mlp()
+        right = copy.deepcopy(model)
+        self.offload(model)
+        state = model.state_dict()
+        other = mlp(seed=1)
+        other.load_state_dict(state)
+        self.equal(values(other), values(right))
+        model.load_state_dict(state)
+        self.equal(values(model), values(right))
+        entry, plain = state["0.weight"], right.state_dict()["0.weight"]
+        for made in entry.clone(), entry + 1, entry.double(), copy.deepcopy(entry), pickle.loads(
+                pickle.dumps(entry)):
+            self.assertIs(type(made), torch.Tensor)
+        self.assertIs(type(copy.deepcopy(nn.Parameter(entry))), nn.Parameter)
+        self.assertIs(entry.cpu(), entry)
+        self.assertEqual(entry.tolist(), plain.tolist())
+        self.assertEqual(repr(entry), repr(plain))
+        x = torch.ones(4, 32, requires_grad=True)
+        ours = torch.func.functional_call(right, state, (x,))
+        self.assertTrue(torch.equal(ours, right(x)))
+        ours.sum().backward()
+        try:
+            import numpy
+        except ImportError:
+            return
+        for array in entry.numpy(), numpy.asarray(entry), entry[1:].numpy():
+            with self.assertRaisesRegex(ValueError, "read-only"):
+                array[0] = 1
+        self.assertTrue((numpy.asarray(entry, dtype="f8") == plain.double().numpy()).all())
+        with self.assertRaisesRegex(BufferError, "export a clone"):
+            torch.from_dlpack(entry)
+
+    def test_a_checkpoint_of_torch_is_loaded_into_the_entries(self):
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict import get_model_state_dict
+        model, other = tied(), tied()
+        with torch.no_grad():
+            other[0].weight.fill_(2)
+        self.offload(model)
+        for get in nn.Module.state_dict, get_model_state_dict:
+            for source in other, model:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    dcp.save({"model": get(source)}, checkpoint_id=self.directory + "/dcp")
+                    with torch.no_grad():
+                        model[1][0].weight.fill_(3)
+                        model[0].weight.fill_(3)
+                    dcp.load({"model": get(model)}, checkpoint_id=self.directory + "/dcp")
+                self.equal(values(model), values(other))
+
+    def test_collectives_over_entries_are_refused(self):
+        import torch.distributed as dist
+        model = mlp()
+        self.offload(model)
+        dist.init_process_group("gloo", rank=0, world_size=1, init_method="file://"
+                                + os.path.abspath(self.directory) + "/group")
+        self.addCleanup(dist.destroy_process_group)
+        with self.assertRaisesRegex(RuntimeError, "broadcast.* are copies"):
+            dist.broadcast(model.state_dict()["0.weight"], 0)
 
 
 if __name__ == "__main__":

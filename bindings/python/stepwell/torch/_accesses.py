@@ -2,12 +2,13 @@
 """Accesses to parameters outside their units: by torch functions, `.data`, and copies of them."""
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, List
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 import torch
 
 from . import _tiles
 from ._division import split
+from ._entries import Entry, Source
 from ._private import pop
 from ._records import (
     DTYPES, READ, READ_WRITE, VERSIONED, Offloaded, Record, find_absent, read, users_of, write,
@@ -29,12 +30,14 @@ class Accesses:
         self.touched: Dict[Record, Any] = {}
         self._shown: Dict[Record, int] = {}  # of these, accesses held only by tensors
         self.copies = 0   # number of running state_dict() calls, which return copies
+        self._sources: Dict[Record, Source] = {}  # those of the outermost call
 
     def end(self) -> None:
         """End all accesses, at a mark."""
         while self.touched:
             self._untouch(next(reversed(self.touched)))
         self.copies = 0
+        self._sources.clear()
 
     def pinned(self, record: Record) -> torch.Tensor:
         """Its bytes as a flat tensor, with which the pin ends."""
@@ -45,7 +48,8 @@ class Accesses:
         """Fetch the unpinned parameters of a torch function's arguments, and call it."""
         offload = self._offload
         if self.copies and func is torch.Tensor.detach:
-            return self.copy_of(records[0])
+            source = self._source(records[0])
+            return Entry(source.whole, source)
         if any(record.large for record in records):
             return _tiles.touch(offload, records, func, args, kwargs, escapes)
         if offload.hooks.others_on_top():
@@ -176,18 +180,46 @@ class Accesses:
         self._offload.copied.sync(record.tensor)
         return read(record.tensor, record.size, record.stride, record.dtype)
 
+    def _source(self, record: Record) -> Source:
+        """The one copy of a parameter in a call of state_dict(), so that tied entries share it."""
+        found = self._sources.get(record)
+        if found is None:
+            with torch.inference_mode(False):
+                found = self._sources[record] = Source(record, self.copy_of(record))
+        return found
 
-def _count_copies(module: torch.nn.Module, more: int) -> None:
+    def end_copies(self, state: Dict[str, Any]) -> None:
+        """A call of state_dict() ends. After the outermost one no entry refers to the tiers, as
+        those of pinned parameters do."""
+        self.copies = max(0, self.copies - 1)
+        if self.copies:
+            return
+        for name, value in state.items():
+            if (type(value) is torch.Tensor and value.layout == torch.strided
+                    and value.device.type == "cpu"):
+                record = self._offload.by_address.get(value.untyped_storage().data_ptr())
+                if record is not None:
+                    source = self._source(record)
+                    state[name] = Entry(source.whole.as_strided(
+                        value.size(), value.stride(), value.storage_offset()), source)
+        self._sources.clear()
+
+
+def _accesses_of(module: torch.nn.Module) -> Optional[Accesses]:
     for parameter in module.parameters():
         if isinstance(parameter, Offloaded):
-            parameter._stepwell.offload.accesses.copies += more
-            return
+            return parameter._stepwell.offload.accesses
+    return None
 
 
 # Module-level functions, so that models with these hooks can be copied and pickled.
 def copies_begin(module: torch.nn.Module, *_: Any) -> None:
-    _count_copies(module, 1)
+    accesses = _accesses_of(module)
+    if accesses is not None:
+        accesses.copies += 1
 
 
-def copies_end(module: torch.nn.Module, *_: Any) -> None:
-    _count_copies(module, -1)
+def copies_end(module: torch.nn.Module, state: Dict[str, Any], *_: Any) -> None:
+    accesses = _accesses_of(module)
+    if accesses is not None:
+        accesses.end_copies(state)

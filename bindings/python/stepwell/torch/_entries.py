@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The entries of state_dict(): copies in plain memory whose writes reach the parameter.
+
+In plain torch an entry is the parameter, so programs load into entries (torch.distributed.
+checkpoint) or average into them. Here each operation that writes to an entry, or to a view of it,
+writes the parameter as well, or raises if the parameter has changed since the copy was made.
+"""
+from __future__ import annotations
+
+from typing import Any, Dict
+
+import torch
+from torch.utils import _pytree
+
+from ._records import Record
+
+_plain: Any = torch.Tensor._make_subclass  # type: ignore[attr-defined]
+
+
+class Source:
+    """The copy of a parameter that the entries of one call of state_dict() share."""
+
+    def __init__(self, record: Record, whole: torch.Tensor) -> None:
+        self.record = record
+        self.whole = whole
+        self._seen = self._changes()
+
+    def _changes(self) -> Any:
+        return self.record.changes, self.record.alias._version
+
+    def check(self) -> None:
+        record = self.record
+        if record.offload.closed or self._changes() != self._seen:
+            raise RuntimeError(
+                f"this entry of state_dict() is a copy of {record.label()} that is older than the "
+                "parameter's last change, so it is not written: call state_dict() again, write to "
+                "the parameter itself, or to a clone() of the entry")
+
+    def written(self) -> None:
+        self.record.offload.accesses.set_data(self.record, self.whole)
+        self._seen = self._changes()
+
+
+class Entry(torch.Tensor):
+    """An entry, or a view of it. It is saved, copied and pickled as a plain tensor."""
+
+    _source: Source
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, data: torch.Tensor, source: Source) -> "Entry":
+        made: Entry = _plain(cls, data)
+        made._source = source
+        return made
+
+    def __init__(self, data: torch.Tensor, source: Source) -> None:
+        pass
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            raise RuntimeError(
+                f"{func}: the entries of an offloaded model's state_dict() are copies, and other "
+                "processes are sent, or send, their clone(): load_state_dict() takes what was "
+                "received")
+        shown: Dict[int, Any] = {}  # of each entry, by its own id
+        own: Dict[int, Entry] = {}  # by that of its plain tensor
+
+        def show(value: Any) -> Any:
+            if not isinstance(value, Entry):
+                return value
+            if id(value) not in shown:
+                shown[id(value)] = value.plain()
+                own[id(shown[id(value)])] = value
+            return shown[id(value)]
+
+        def wrap(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or id(value) in own:
+                return own.get(id(value), value)
+            if value.layout == torch.strided and value.device.type == "cpu":
+                for plain in shown.values():
+                    if value.untyped_storage()._cdata == plain.untyped_storage()._cdata:
+                        return Entry(value, own[id(plain)]._source)
+            return value
+
+        names = {argument.name for argument in func._schema.arguments
+                 if argument.alias_info is not None and argument.alias_info.is_write}
+        given = {argument.name: value for argument, value in zip(func._schema.arguments, args)}
+        given.update(kwargs or {})
+        written = {value._source: None
+                   for value in _pytree.tree_leaves([given[name] for name in names & set(given)])
+                   if isinstance(value, Entry)}
+        for source in written:
+            source.check()
+        args, kwargs = _pytree.tree_map(show, (args, kwargs or {}))
+        result = func(*args, **kwargs)
+        for source in written:
+            source.written()
+        return _pytree.tree_map(wrap, result)
+
+    def plain(self) -> torch.Tensor:
+        """A plain tensor over its memory."""
+        with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+            return _plain(torch.Tensor, self)  # type: ignore[no-any-return]
+
+    def _alone(self) -> torch.Tensor:
+        """What a copy of it is: a Parameter if one was made of it."""
+        if not getattr(self, "_is_param", False):
+            return self.plain()
+        return torch.nn.Parameter(self.plain(), self.requires_grad)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._alone().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> torch.Tensor:
+        alone = self._alone()
+        made = alone.__deepcopy__(memo)  # type: ignore[no-untyped-call]
+        memo[id(alone)], memo[-id(alone)] = made, alone  # it stays, so that its id is not reused
+        return made  # type: ignore[no-any-return]
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return repr(self.plain())
+
+    def tolist(self) -> Any:
+        return self.plain().tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """A read-only array, since no write to it would reach the parameter."""
+        array = self.plain().numpy(force=force)
+        array.flags.writeable = False
+        return array
+
+    def __array__(self, dtype: Any = None) -> Any:  # type: ignore[override]
+        return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
+
+    def __dlpack__(self, *_: Any, **__: Any) -> Any:
+        raise BufferError("a write through DLPack to an entry of an offloaded model's state_dict() "
+                          "would not reach the parameter: export a clone() of it")

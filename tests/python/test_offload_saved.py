@@ -489,5 +489,116 @@ class Entries(Case):
             dist.broadcast(model.state_dict()["0.weight"], 0)
 
 
+@unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")
+class Rooms(Case):
+    def model(self, trained=1, layers=8):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(192, 192) for _ in range(layers)))
+        model.requires_grad_(False)
+        model[layers - trained:].requires_grad_(True)
+        return model
+
+    def begin(self, model, kind=None, **options):
+        """offload() in 24 blocks, with the default of nvme_bytes."""
+        optimizer = (kind or torch.optim.AdamW)(model.parameters(), 1e-3)
+        options = {"device_bytes": 24 * BLOCK, "block_bytes": BLOCK, "thread_count": 2,
+                   "nvme": self.directory, **options}
+        stepwell.torch.offload(model, optimizer, **options)
+        self.addCleanup(stepwell.torch.offloaded(model).close)
+        return optimizer
+
+    def unfreeze(self, model, optimizer):
+        for layer in reversed(model):
+            layer.requires_grad_(True)
+            model(torch.ones(2, 192)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return list(model.parameters())
+
+    def rmsprop(self, parameters, lr):
+        return torch.optim.RMSprop(parameters, lr, momentum=0.9, centered=True, foreach=False)
+
+    def test_layers_that_are_unfrozen_later_have_room_if_it_is_asked_for(self):
+        for kind, store in (None, None), (self.rmsprop, None), (None, "run"):
+            with self.subTest(kind, store=store):
+                model = self.model()
+                expected = self.unfreeze(model, (kind or torch.optim.AdamW)(
+                    model.parameters(), 1e-3))
+                options = {"kind": kind, "store_name": store, "overwrite": bool(store)}
+                model = self.model()
+                with self.assertRaisesRegex(
+                        stepwell.BudgetError, "parameter '[0-6].weight'.* did not require a "
+                        "gradient at offload.*trainable_later=, or give nvme_bytes=[0-9]+") as told:
+                    self.unfreeze(model, self.begin(model, **options))
+                stepwell.torch.offloaded(model).close()
+                all_of = self.model(8)
+                enough = stepwell.torch._making.need(
+                    all_of, list(all_of.named_parameters()), (kind or torch.optim.AdamW)(
+                        all_of.parameters(), 1e-3), BLOCK, 3 if store else 1)
+                self.assertLessEqual(int(str(told.exception).rsplit("=")[-1].split()[0]), enough)
+                for later in ("?.weight", "[0-6].bias"), self.model()[:7].parameters(), None:
+                    model = self.model()
+                    if later is not None and not isinstance(later, tuple):
+                        later = list(model[:7].parameters())
+                    optimizer = self.begin(model, trainable_later=later,
+                                           nvme_bytes=None if later else enough, **options)
+                    self.equal(self.unfreeze(model, optimizer), expected)
+                    stepwell.torch.offloaded(model).close()
+
+    def test_what_trainable_later_does_not_find_is_refused(self):
+        for later, words in (["*.wieght"], "'.*wieght', which no"), ([nn.Parameter()], "what is no parameter"):
+            with self.assertRaisesRegex(ValueError, "trainable_later has " + words):
+                self.begin(self.model(), trainable_later=later)
+
+    def test_without_room_on_the_drive_the_arguments_and_enough_are_named(self):
+        with self.assertRaisesRegex(stepwell.BudgetError, "must fit into device_bytes, and take up "
+                                    "to ([0-9]+) bytes: raise it, or give nvme=") as told:
+            self.begin(self.model(8), nvme=None)
+        enough = int(str(told.exception).split("take up to ")[1].split()[0])
+        model = self.model(8)
+        self.unfreeze(model, self.begin(model, nvme=None, device_bytes=enough))
+        with self.assertRaisesRegex(stepwell.BudgetError, "give nvme_bytes=[0-9]+ or more") as told:
+            self.begin(self.model(8), nvme_bytes=100 * BLOCK)
+        model = self.model(8)
+        self.unfreeze(model, self.begin(
+            model, nvme_bytes=int(str(told.exception).split("nvme_bytes=")[1].split()[0])))
+
+    def test_too_few_blocks_for_an_update_are_refused_at_offload(self):
+        with self.assertRaisesRegex(stepwell.BudgetError, "works on 4 blocks of 65536 .* device_by"
+                                    "tes=196608 has 3: give device_bytes=262144 or more"):
+            self.begin(mlp(layers=24), device_bytes=3 * BLOCK)
+        model = mlp(layers=24)
+        steps(model, self.begin(model, device_bytes=4 * BLOCK))
+        model = mlp(layers=24)  # a block of gradients, and the only state is one more
+        steps(model, self.begin(model, torch.optim.SGD, device_bytes=3 * BLOCK))
+
+    def test_an_unknown_argument_is_offloads_own_error(self):
+        with self.assertRaisesRegex(TypeError, r"^offload\(\) got .* 'nvme_dir'"):
+            self.begin(self.model(), nvme_dir=".")
+        with self.assertRaisesRegex(TypeError, r"^init\(\) got .* 'devices'"):
+            stepwell.torch.init(device_bytes=BLOCK, devices=[])
+
+    def test_a_model_inside_which_is_offloaded_is_named(self):
+        model = self.model()
+        self.begin(model)
+        with self.assertRaisesRegex(ValueError, "'inner.0.weight' is of a model that is offloaded "
+                                    "already"):
+            self.begin(nn.ModuleDict({"inner": model}))
+
+    def test_a_store_keeps_its_size_when_the_default_would_be_another(self):
+        model = self.model(8)
+        optimizer = self.begin(model, store_name="run")
+        expected = self.unfreeze(model, optimizer)
+        with stepwell.torch.offloaded(model) as made:
+            made.commit()
+        with self.assertRaisesRegex(ValueError, "states of AdamW .* and the optimizer is SGD"):
+            self.begin(self.model(8), torch.optim.SGD, store_name="run", resume=True)
+        model = self.model(2)
+        stepwell.torch.offload(model, device_bytes=24 * BLOCK, block_bytes=BLOCK,
+                               nvme=self.directory, store_name="run", resume=True)
+        with stepwell.torch.offloaded(model):  # to evaluate
+            self.equal(list(model.parameters()), [each.detach() for each in expected])
+
+
 if __name__ == "__main__":
     support.main()

@@ -19,7 +19,7 @@ from torch.nn.modules.module import (
 )
 
 from .._options import Nvme
-from ._making import check_updates, checked
+from ._making import check_options, check_updates, checked
 from ._offload import Offload, opened
 from ._optimizer import check_parameters
 from ._records import DTYPES, Offloaded, users_of
@@ -240,6 +240,7 @@ def init(*, device_bytes: Size, host_bytes: Size = 0, nvme: Places = None,
     optimizer; with a store_name see docs/generations.md, and add the parameters once more. Other
     arguments are those of offload(). Threads: models that other threads create meanwhile are plain.
     """
+    check_options("init", options)
     if nvme_bytes is None and not all(isinstance(place, (Nvme, Mapping))
                                       for place in places_of(nvme)):
         raise ValueError("init(nvme=...) needs nvme_bytes, the room for parameters, gradients and "

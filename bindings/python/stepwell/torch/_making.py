@@ -3,15 +3,22 @@
 """
 from __future__ import annotations
 
+import fnmatch
+import inspect
 import weakref
-from typing import Any, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Collection, Dict, List, Optional, Set, Tuple, Union
 
 import torch
 
+from .._runtime import Runtime
 from .._tensor import TensorSpec
+from ..errors import BudgetError
 from . import _optimizer, _tiles
 from ._commits import extra_states
 from ._records import DTYPES, TRAINED, Offloaded
+
+if TYPE_CHECKING:
+    from ._offload import Offload
 
 _SLACK = 32     # blocks of nvme in addition to the computed number
 _FROZEN = TRAINED + 1  # neighbour number
@@ -34,6 +41,9 @@ def checked(model: torch.nn.Module,
         if isinstance(parameter, Offloaded) and parameter._stepwell.offload is made:
             found.append((name, parameter))
             continue
+        if isinstance(parameter, Offloaded):
+            raise ValueError(f"{what} is of a model that is offloaded already, inside this one or "
+                             "sharing it; offloaded(that model).close() ends it")
         if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
             raise TypeError(f"{what} has no shape yet: run the model once before offload()")
         if type(parameter) is not torch.nn.Parameter:
@@ -78,15 +88,39 @@ def check_updates(optimizer: Optional[torch.optim.Optimizer], keep_gradients: bo
                          "update_in_backward=True needs them in it: give one of them")
 
 
+def check_options(call: str, options: Dict[str, Any]) -> None:
+    known = set(inspect.signature(Runtime.__init__).parameters) - {"self", "devices"}
+    for name in options:
+        if name not in known:
+            raise TypeError(f"{call}() got an unexpected keyword argument '{name}', which neither "
+                            "it nor stepwell.Runtime has")
+
+
+def later_of(given: Union[None, str, torch.Tensor, Collection[Any]],
+             parameters: List[Tuple[str, torch.nn.Parameter]]) -> Set[int]:
+    """The ids of the parameters of trainable_later."""
+    found: Set[int] = set()
+    for each in [given] if isinstance(given, (str, torch.Tensor)) else given or ():
+        fits = {id(parameter) for name, parameter in parameters if parameter is each
+                or isinstance(each, str) and fnmatch.fnmatchcase(name, each)}
+        if not fits:
+            raise ValueError("trainable_later has "
+                             + (f"'{each}', which no parameter's name matches"
+                                if isinstance(each, str) else "what is no parameter of the model"))
+        found |= fits
+    return found
+
+
 def need(model: torch.nn.Module, parameters: List[Tuple[str, torch.nn.Parameter]],
-          optimizer: Optional[torch.optim.Optimizer], block: int, copies: int) -> int:
+          optimizer: Optional[torch.optim.Optimizer], block: int, copies: int,
+          later: Collection[int] = ()) -> int:
     """Bytes of nvme for parameters, gradients and states. copies: of each durable tensor."""
     states = 0 if optimizer is None else _optimizer.states_of(optimizer)
     need = _SLACK * block
     for _, parameter in parameters:
         half = parameter.element_size() < 4
         own = [parameter.element_size()]
-        if parameter.requires_grad:
+        if parameter.requires_grad or id(parameter) in later:
             sizes = own * (1 + copies) + [4] * copies * (states + half)
         else:  # a single copy, if it shares its block with no other tensor
             alone = parameter.numel() * parameter.element_size() >= block
@@ -99,6 +133,49 @@ def need(model: torch.nn.Module, parameters: List[Tuple[str, torch.nn.Parameter]
                              if isinstance(buffer, torch.Tensor))
         need += copies * ((2 << 20) + 512 * (need // block))
     return need
+
+
+def lacking(offload: "Offload", error: BudgetError) -> str:
+    """A BudgetError of the creation of a tensor, with what to change in the arguments."""
+    parameters = [(record.name, record.parameter) for record in offload.records]
+    model = offload.model if offload.model is not None else torch.nn.Module()
+    bytes_ = need(model, parameters or offload.parameters, offload.optimizer,
+                  offload.block_bytes, offload.copies, offload.later or ()) + offload.more
+    budget = offload.runtime.tier_stats("nvme").budget_bytes
+    late = [name for name, parameter in parameters if offload.later is not None
+            and parameter.requires_grad and id(parameter) not in offload.later]
+    told = error.sentence.split("; raise the budget")[0]
+    if not budget:
+        bytes_ -= _SLACK * offload.block_bytes
+        return (f"{told}; without nvme all parameters, gradients and states must fit into "
+                f"device_bytes, and take up to {bytes_} bytes: raise it, or give nvme=, a directory "
+                "on a drive")
+    bytes_ = max(bytes_, budget + error.needed_bytes)
+    if not late:
+        return (f"{told}; nvme_bytes must have room for all parameters, gradients and states: give "
+                f"nvme_bytes={bytes_} or more")
+    more = f" and {len(late) - 1} more" if len(late) > 1 else ""
+    return (f"{told}; parameter '{late[0]}'{more} did not require a gradient at offload(), whose "
+            "nvme_bytes has room for the gradients and states of those that did: name them in "
+            f"trainable_later=, or give nvme_bytes={bytes_} or more")
+
+
+def check_updates_fit(offload: "Offload", optimizer: Optional[torch.optim.Optimizer]) -> None:
+    """A kernel works on a block of each of a parameter's tensors at a time."""
+    kind = None if optimizer is None else _optimizer.kind_of(optimizer)
+    trained = [record for record in offload.records if record.parameter.requires_grad]
+    if optimizer is None or kind is None or offload.has_host or not trained:
+        return
+    states = (_optimizer.states_of(optimizer)
+              + any(record.dtype.itemsize < 4 for record in trained))
+    blocks, block = offload.budget // offload.block_bytes, offload.block_bytes
+    if (blocks < 2 + states and states
+            and 4 * sum(record.elements for record in trained) > block):  # else states share one
+        raise BudgetError(
+            f"an update works on {2 + states} blocks of {block} bytes at once, of a parameter, its "
+            f"gradient and {states} states, and device_bytes={offload.budget} has {blocks}: give "
+            f"device_bytes={(2 + states) * block} or more, or a smaller block_bytes "
+            "(stepwell.BLOCK_64K)")
 
 
 def spec_of(name: str, like: torch.Tensor, trained: bool, durable: bool) -> TensorSpec:

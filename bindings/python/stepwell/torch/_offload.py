@@ -6,7 +6,10 @@ import contextlib
 import os
 import threading
 import weakref
-from typing import Any, ContextManager, Dict, Iterator, List, Optional, Tuple, Union
+from typing import (
+    Any, Callable, Collection, ContextManager, Dict, Iterator, List, Optional, Set, Tuple, TypeVar,
+    Union,
+)
 
 import torch
 
@@ -14,7 +17,7 @@ from .. import _abi
 from .._options import Device
 from .._phase import Phase, Step
 from .._runtime import Runtime
-from ..errors import BusyError
+from ..errors import BudgetError, BusyError, MismatchError
 from . import _optimizer, _tiles
 from ._accesses import Accesses, copies_begin, copies_end
 from ._commits import Commits
@@ -22,7 +25,10 @@ from ._division import cut, stays
 from ._gradients import Gradients
 from ._in_backward import InBackward
 from ._lazy import Window
-from ._making import check_updates, checked, need, offloads, spec_of
+from ._making import (
+    check_options, check_updates, check_updates_fit, checked, lacking, later_of, need, offloads,
+    spec_of,
+)
 from ._progress import Meter, Progress
 from ._ranks import Ranks
 from ._records import Record, own_grad, set_own_grad
@@ -31,6 +37,7 @@ from ._sizes import Places, Size, nvme_of, size_of
 from ._spill import Spill
 from ._units import Unit, install, uninstall
 
+_Made = TypeVar("_Made")
 _SHARE = 8      # a unit's parameters are at most this fraction of the device budget
 
 
@@ -77,6 +84,11 @@ class Offload:
         self.resident = False  # everything fits in the device budget permanently
         self.kept: Dict[Unit, None] = {}
         self.optimizer: Optional[torch.optim.Optimizer] = None
+        self.parameters: List[Tuple[str, torch.nn.Parameter]] = []
+        # What the default of nvme_bytes has room for: parameters with gradients and states (None:
+        # it was given), copies of durable tensors, and other bytes.
+        self.later: Optional[Set[int]] = None
+        self.copies, self.more = 1, 0
         self.own_steps = False  # the optimizer's own step() accesses gradients at their addresses
         self._phases: Dict[str, Phase] = {}
         self._handles: List[Any] = []  # of hooks on modules
@@ -93,12 +105,13 @@ class Offload:
         """Convert a model, so that its calls and steps use the tiers."""
         if self.ranks is not None:
             self.ranks.find_unused = find_unused_parameters
-        self.model, self.optimizer = model, optimizer
+        self.model, self.optimizer, self.parameters = model, optimizer, parameters
         self.own_steps = optimizer is not None and _optimizer.kind_of(optimizer) is None
         if durable:
             self.commits = Commits(self, parameters, strict)
             parameters = self.commits.parameters
         self.take(parameters, durable)
+        check_updates_fit(self, optimizer)
         _tiles.divide(self, model, None if tile_bytes is None else size_of(tile_bytes))
         cut(self, "", model, 0)
         install(self, model, None, root=True)
@@ -132,7 +145,7 @@ class Offload:
         """Move each of these to a tensor."""
         specs = [spec_of(name, parameter, parameter.requires_grad, durable)
                  for name, parameter in parameters]
-        tensors = self.runtime.create_many(specs)
+        tensors = self.room(self.runtime.create_many, specs)
         made = [Record(self, name, parameter, tensor, spec.read_only)
                 for (name, parameter), tensor, spec in zip(parameters, tensors, specs)]
         for record in made:
@@ -143,6 +156,14 @@ class Offload:
                 set_own_grad(record.parameter, None)
                 record.add_gradient(grad)
         return made
+
+    def room(self, make: Callable[..., _Made], *args: Any, **options: Any) -> _Made:
+        """Call a function that makes tensors. Its BudgetError names arguments of offload()."""
+        try:
+            return make(*args, **options)
+        except BudgetError as error:
+            error.sentence = lacking(self, error)
+            raise
 
     def remember(self, record: Record) -> None:
         self.records.append(record)
@@ -366,13 +387,16 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
             update_in_backward: bool = False, find_unused_parameters: bool = False,
             activation_bytes: Optional[Size] = None, activation_nvme_bytes: Size = "4GiB",
             store_name: Optional[str] = None, tile_bytes: Optional[Size] = None,
-            strict: bool = True, **options: Any
+            strict: bool = True,
+            trainable_later: Union[None, str, torch.Tensor, Collection[Any]] = None, **options: Any
             ) -> Tuple[torch.nn.Module, Optional[torch.optim.Optimizer]]:
     """Keep a model's parameters, gradients and optimizer states in tiers; returns both arguments.
 
     The training loop is unchanged. device_bytes: memory in which the model computes; host_bytes: a
     second tier of memory, useful if the device is a GPU; nvme: a directory, or several, for bytes
-    that do not fit; nvme_bytes: its size, by default enough for parameters, gradients and states.
+    that do not fit; nvme_bytes: its size, by default enough for parameters, and for the gradients
+    and states of those that require a gradient, and of trainable_later: parameters, or patterns of
+    their names ("*.norm.*"), that will later.
     store_name: the name of a store for generations (Offload.commit()); resume=True: resume the
     newest generation, which replaces the contents of the arguments; with overwrite=True start anew
     if there is none. strict: a generation is resumed only if it has the parameters and buffers of
@@ -390,18 +414,30 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
     Blocks while the parameters are copied to their tiers. Raises BudgetError if a module's
     parameters do not fit together, naming it.
     """
+    check_options("offload", options)
     check_updates(optimizer, keep_gradients, update_in_backward, find_unused_parameters)
     parameters = checked(model)
     known = {id(parameter) for _, parameter in parameters}
     if optimizer is not None:
         _optimizer.check_parameters(optimizer, known)
-    if nvme_bytes is None and nvme is not None:
-        nvme_bytes = need(model, parameters, optimizer,
-                           options.get("block_bytes") or _abi.STW_BLOCK_2M,
-                           1 + (options.get("generations_kept") or 2) if store_name else 1)
-        if activation_bytes is not None:
-            nvme_bytes += size_of(activation_nvme_bytes)
-    made = opened(device_bytes, host_bytes, nvme, nvme_bytes, store_name, keep_gradients, options)
+    later = later_of(trainable_later, parameters)
+    copies = copies_of(store_name, options)
+    more = 0 if activation_bytes is None else size_of(activation_nvme_bytes)
+    size = nvme_bytes
+    if size is None and nvme is not None:
+        size = more + need(model, parameters, optimizer,
+                           options.get("block_bytes") or _abi.STW_BLOCK_2M, copies, later)
+    try:
+        made = opened(device_bytes, host_bytes, nvme, size, store_name, keep_gradients, options)
+    except MismatchError:
+        if nvme_bytes is not None or not options.get("resume"):
+            raise
+        # The store was made for another optimizer, or others were frozen: it keeps its size.
+        made = opened(device_bytes, host_bytes, nvme, 0, store_name, keep_gradients, options)
+    made.more = more
+    if nvme_bytes is None:
+        made.later = later | {id(parameter) for _, parameter in parameters
+                              if parameter.requires_grad}
     try:
         made.begin(model, optimizer, parameters, store_name is not None, update_in_backward,
                    find_unused_parameters, tile_bytes, strict)
@@ -411,6 +447,11 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
         made.close()
         raise
     return model, optimizer
+
+
+def copies_of(store_name: Optional[str], options: Dict[str, Any]) -> int:
+    """Copies of each durable tensor that the tiers have room for."""
+    return 1 + (options.get("generations_kept") or 2) if store_name else 1
 
 
 def opened(device_bytes: Size, host_bytes: Size, nvme: Places, nvme_bytes: Optional[Size],
@@ -427,6 +468,7 @@ def opened(device_bytes: Size, host_bytes: Size, nvme: Places, nvme_bytes: Optio
     made = Offload(runtime, device, block, keep_gradients, 1 if group is None else group.size)
     made.serves_faults = bool(options["fault_in"])
     made.has_host = size_of(host_bytes) > 0
+    made.copies = copies_of(store_name, options)
     return made
 
 

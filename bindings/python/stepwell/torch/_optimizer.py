@@ -406,8 +406,8 @@ class KernelSteps(Steps):
             self._set_hyper(group)
             fresh = [record for at, record in pairs if at == group and record.group < 0]
             if fresh:
-                self.kernel.add_many([(record.tensor, record.make_gradient())
-                                      for record in fresh], group=group)
+                self.offload.room(self.kernel.add_many, [
+                    (record.tensor, record.make_gradient()) for record in fresh], group=group)
             for record in fresh:
                 record.group = group
                 self._changed.setdefault(record, self.state.shown(record))
@@ -744,7 +744,7 @@ class OwnSteps(Steps):
         elements = 1
         for each in size:
             elements *= each
-        tensor = self.offload.runtime.create_many([TensorSpec(
+        tensor = self.offload.room(self.offload.runtime.create_many, [TensorSpec(
             shape=elements, dtype=DTYPES[dtype], name=full, role="optimizer_state",
             neighbour=TRAINED, durable=self.offload.commits is not None)])[0]
         source = StateSource(record, name, tensor, size, stride, dtype, owned=True)

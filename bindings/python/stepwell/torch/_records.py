@@ -201,7 +201,7 @@ class Record:
         only until a generation includes it."""
         commits = self.offload.commits
         if self.frozen and (by_view or commits is not None and commits.kept):
-            self.tensor.freeze(False)
+            self.offload.room(self.tensor.freeze, False)
             self.frozen = False
 
     def save(self, written: Optional[torch.Tensor]) -> None:
@@ -222,7 +222,7 @@ class Record:
     def make_gradient(self) -> Tensor:
         if self.gradient is None:
             self.thaw()
-            self.gradient = self.offload.runtime.create_many([TensorSpec(
+            self.gradient = self.offload.room(self.offload.runtime.create_many, [TensorSpec(
                 shape=max(1, self.alias.numel()), dtype=DTYPES[self.dtype],
                 name=self.name + ".grad", role="grad", zero=self.large,
                 neighbour=TRAINED, no_address=not self.offload.own_steps)])[0]

@@ -30,7 +30,8 @@ def places_of(nvme: Places) -> List[Any]:
 
 
 def nvme_of(nvme: Places, need: int, block: int) -> List[Nvme]:
+    """need: 0: the size that a store was made with."""
     places = places_of(nvme)
-    each = (-(-need // max(len(places), 1) // block) + 1) * block
+    each = (-(-need // max(len(places), 1) // block) + 1) * block if need else 0
     return [place if isinstance(place, Nvme) else Nvme(**place) if isinstance(place, Mapping)
             else Nvme(place, each) for place in places]

@@ -148,8 +148,8 @@ def lacking(offload: "Offload", error: BudgetError) -> str:
     if not budget:
         bytes_ -= _SLACK * offload.block_bytes
         return (f"{told}; without nvme all parameters, gradients and states must fit into "
-                f"device_bytes, and take up to {bytes_} bytes: raise it, or give nvme=, a directory "
-                "on a drive")
+                f"device_bytes, and take up to {bytes_} bytes: raise it, or give nvme=, a "
+                "directory on a drive")
     bytes_ = max(bytes_, budget + error.needed_bytes)
     if not late:
         return (f"{told}; nvme_bytes must have room for all parameters, gradients and states: give "

@@ -325,9 +325,10 @@ class Offload:
         """Make a generation of the present state, and return its number; needs store_name.
 
         It includes parameters, persistent buffers, extra states, the optimizer's states, counts and
-        groups, but no gradients, so call it after step() and zero_grad(). metadata: values that torch.load()
-        reads with weights_only, at most 1 MiB together with the small states. The program must add
-        random states, schedulers, scalers and the position in the data:
+        groups, but no gradients, so call it after step() and zero_grad().
+        metadata: values that torch.load() reads with weights_only, at most 1 MiB together with the
+        small states. The program must add random states, schedulers, scalers and the position in
+        the data:
 
             model, optimizer = stepwell.torch.offload(model, optimizer, ..., store_name="run1",
                                                       resume=True, overwrite=True)
@@ -401,9 +402,10 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
     newest generation, which replaces the contents of the arguments; with overwrite=True start anew
     if there is none. strict: a generation is resumed only if it has the parameters and buffers of
     the model and no others, and the next one must have all that it had; names may differ by the
-    wrappers of torch.compile and others, or by one prefix. keep_gradients: `.grad` remains after optimizer.step() until zero_grad(), as
-    in plain torch, and uses room until then. update_in_backward: update each parameter as soon as
-    backward has its gradient, for loops that do nothing else with gradients.
+    wrappers of torch.compile and others, or by one prefix.
+    keep_gradients: `.grad` remains after optimizer.step() until zero_grad(), as in plain torch, and
+    uses room until then. update_in_backward: update each parameter as soon as backward has its
+    gradient, for loops that do nothing else with gradients.
     find_unused_parameters: some ranks may have no gradient for a parameter while others have one.
     activation_bytes: tensors saved by autograd beyond this many bytes are moved to nvme until
     backward needs them, in activation_nvme_bytes; None: they stay in memory. tile_bytes: weights of

@@ -140,8 +140,9 @@ Result<store::GenerationId> choose(const std::vector<store::GenerationId> &resum
     for (const store::GenerationId &id : resumable) {
         if (number == 0 || id.number == number) return id;
     }
-    std::string there;
-    for (size_t rank = 0; rank < ranks.size() && rank < 16; ++rank) {
+    std::string there = resumable.empty() ? "" : ranks.size() > 1 ? "all ranks have" : "it has";
+    for (const store::GenerationId &id : resumable) there += format_text(" %" PRIu64, id.number);
+    for (size_t rank = 0; resumable.empty() && rank < ranks.size() && rank < 16; ++rank) {
         there += format_text("%srank %zu has", rank > 0 ? ", " : "", rank);
         if (ranks[rank].count == 0) there += " none";
         for (uint32_t i = 0; i < std::min(ranks[rank].count, store::kKeepsMax); ++i) {

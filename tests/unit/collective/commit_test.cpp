@@ -441,6 +441,16 @@ TEST(Commit, ANumberThatNotAllHaveIsNotFoundAndEachRanksAreNamed)
                  "6, rank 2 has none");
 }
 
+TEST(Commit, ANumberThatIsNotKeptIsNotFoundAndTheResumableOnesAreNamed)
+{
+    const std::vector<FoundGenerations> one{found({{4, 1}, {3, 1}, {2, 1}})};
+    const std::vector<FoundGenerations> two{one[0], one[0]};
+    EXPECT_STREQ(choose(hear(one, 2), 2, one, "s").status().sentence(),
+                 "the store 's' cannot be resumed at generation 2: it has 4 3");
+    EXPECT_STREQ(choose(hear(two, 2), 1, two, "s").status().sentence(),
+                 "the store 's' cannot be resumed at generation 1: all ranks have 4 3");
+}
+
 TEST(Commit, WhatIsHeardIsInCommonNewestFirstAndAsManyAsAreKept)
 {
     const FoundGenerations three = found({{4, 1}, {3, 1}, {2, 1}});

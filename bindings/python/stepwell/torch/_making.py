@@ -150,14 +150,15 @@ def lacking(offload: "Offload", error: BudgetError) -> str:
         return (f"{told}; without nvme all parameters, gradients and states must fit into "
                 f"device_bytes, and take up to {bytes_} bytes: raise it, or give nvme=, a "
                 "directory on a drive")
-    bytes_ = max(bytes_, budget + error.needed_bytes)
+    give = f"give nvme_bytes={max(bytes_, budget + error.needed_bytes)} or more" + (
+        " when the store is made, which keeps its size" if offload.commits is not None else "")
     if not late:
-        return (f"{told}; nvme_bytes must have room for all parameters, gradients and states: give "
-                f"nvme_bytes={bytes_} or more")
+        return (f"{told}; nvme_bytes must have room for all parameters, gradients and states: "
+                f"{give}")
     more = f" and {len(late) - 1} more" if len(late) > 1 else ""
     return (f"{told}; parameter '{late[0]}'{more} did not require a gradient at offload(), whose "
             "nvme_bytes has room for the gradients and states of those that did: name them in "
-            f"trainable_later=, or give nvme_bytes={bytes_} or more")
+            f"trainable_later=, or {give}")
 
 
 def check_updates_fit(offload: "Offload", optimizer: Optional[torch.optim.Optimizer]) -> None:

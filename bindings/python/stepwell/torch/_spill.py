@@ -4,6 +4,9 @@
 Backward needs the last saved tensors first, so the oldest are moved first, and none while all of
 them fit. A tensor that was not moved is returned without a copy. A storage is saved once, however
 many nodes save a view of it.
+
+Tensors of tiers are used again for storages of about the same size, an eighth of a power of two.
+If there is no room for another tensor, those that are not in use are destroyed.
 """
 from __future__ import annotations
 
@@ -19,13 +22,19 @@ from .._dtypes import Dtype
 from .._enums import Tier
 from .._library import lib
 from .._tensor import Policy, Tensor, TensorSpec
-from ..errors import BusyError, check
+from ..errors import BudgetError, BusyError, check
 
 if TYPE_CHECKING:
     from ._offload import Offload
 
 _LEAST = 64 << 10  # bytes; smaller storages stay
 _AHEAD = 4         # storages that are prefetched
+
+
+def _room_of(nbytes: int) -> int:
+    """Rounded up to an eighth of the power of two below it."""
+    step = 1 << max(nbytes.bit_length() - 4, 0)
+    return -(-nbytes // step) * step
 
 
 class _Storage:
@@ -115,9 +124,9 @@ class Spill:
             self.kept += nbytes
             self.peak = max(self.peak, self.kept)
         kept = Kept(storage, tensor)
-        while self.kept > self.keep_bytes and self._order:
+        while self.kept > self.keep_bytes and len(self._order) > 1:  # the newest one stays
             oldest = self._order.popleft()()
-            if oldest is not None and oldest is not storage:
+            if oldest is not None:
                 self._leave(oldest)
         return kept
 
@@ -126,8 +135,7 @@ class Spill:
         if memory is None or memory._version != storage.version:
             return  # changed since: its node will raise
         self._sweep()
-        free = self._free.setdefault(storage.bytes, [])
-        tensor = free.pop() if free else self._make(storage.bytes)
+        tensor = self._room(storage.bytes)
         options = _abi.stw_copy_options.initial()
         source = memory.untyped_storage().data_ptr()
         check(_waiting.call(self.offload.runtime, lib.stw_tensor_write, tensor._use(), source,
@@ -136,6 +144,22 @@ class Spill:
         storage.before, self._last = self._last, weakref.ref(storage)
         self.kept -= storage.bytes
         self.left += storage.bytes
+
+    def _room(self, nbytes: int) -> Tensor:
+        """A tensor of so many bytes; its size at creation is that of its class."""
+        room = _room_of(nbytes)
+        free = self._free.get(room)
+        if not free:
+            try:
+                free = [self._make(room)]
+            except BudgetError:
+                for each in self._free.values():
+                    while each:
+                        each.pop().destroy()
+                free = [self._make(room)]
+        tensor = free.pop()
+        tensor.reshape(nbytes)
+        return tensor
 
     def _make(self, nbytes: int) -> Tensor:
         return self.offload.runtime.create_many([TensorSpec(
@@ -167,7 +191,7 @@ class Spill:
         for tensor in dead:
             try:
                 tensor.discard()
-                self._free.setdefault(tensor.elements, []).append(tensor)
+                self._free.setdefault(_room_of(tensor.elements), []).append(tensor)
             except BusyError:
                 self._dead.append(tensor)
         if len(self._known) > 4096:

@@ -71,5 +71,74 @@ class Activations(unittest.TestCase):
             made.close()
 
 
+@unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")
+class Edges(unittest.TestCase):
+    """torch.autograd.grad() and backward(inputs=) of more parameters than fit."""
+
+    def both(self, use):
+        """What a use returns in plain torch, and offloaded with a third of the model in memory."""
+        found = []
+        for tiers in (False, True):
+            model = layers(12)
+            made = offload(self, model, blocks=6) if tiers else None
+            for _ in range(2):
+                torch.manual_seed(1)
+                value = use(model, model(torch.randn(4, 128)).square().mean())
+                model.zero_grad()
+            found.append([None if each is None else each.tolist() for each in value])
+            if made is not None:
+                self.assertEqual(made.runtime.tier_stats("device").open_views, 0)
+        self.assertEqual(found[1], found[0])
+
+    def test_grad_of_all_parameters_and_of_one(self):
+        self.both(lambda model, loss: torch.autograd.grad(loss, list(model.parameters())))
+        self.both(lambda model, loss: torch.autograd.grad(loss, model[12].weight))
+
+    def test_grad_of_unused_parameters(self):
+        def use(model, loss, **options):
+            loss = model[:12](torch.ones(1, 128)).sum()
+            return torch.autograd.grad(loss, list(model.parameters()), **options)
+        self.both(lambda model, loss: use(model, loss, allow_unused=True))
+        self.both(lambda model, loss: use(model, loss, materialize_grads=True))
+        model = layers(2)
+        offload(self, model)
+        model[0].weight.requires_grad_(False)
+        for wrong in (model[0].weight, model[2].weight):
+            with self.assertRaisesRegex(RuntimeError, "differentiated Tensor"):
+                torch.autograd.grad(model[0](torch.ones(1, 128)).sum(), wrong)
+
+    def test_grad_of_a_gradient(self):
+        def use(model, loss):
+            grads = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+            sum(each.square().sum() for each in grads).backward()
+            return [each.grad.clone() for each in model.parameters()]
+        self.both(use)
+
+    def test_hooks_of_a_parameter_apply_to_grad(self):
+        def use(model, loss):
+            handle = model[0].weight.register_hook(lambda grad: 2 * grad)
+            found = torch.autograd.grad(loss, [model[0].weight, model[0].bias])
+            handle.remove()
+            return found
+        self.both(use)
+
+    def test_backward_to_some_parameters(self):
+        def use(model, loss):
+            loss.backward(inputs=list(model.parameters())[::3])
+            return [None if each.grad is None else each.grad.clone()
+                    for each in model.parameters()]
+        self.both(use)
+
+    def test_a_parameter_as_the_gradient(self):
+        self.both(lambda model, loss: torch.autograd.grad(
+            model[0](torch.eye(128)), model[0].weight, grad_outputs=model[2].weight))
+
+    def test_a_weight_that_does_not_fit_is_refused_by_name(self):
+        model = nn.Sequential(nn.Linear(128, 1024), nn.Linear(1024, 8))
+        offload(self, model, blocks=6)
+        with self.assertRaisesRegex(NotImplementedError, "parameter '0.weight' is larger"):
+            torch.autograd.grad(model(torch.ones(1, 128)).sum(), list(model.parameters()))
+
+
 if __name__ == "__main__":
     support.main()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 import torch
 
-from . import _tiles
+from . import _edges, _tiles
 from ._division import split
 from ._entries import Entry, Source
 from ._private import pop
@@ -50,6 +50,8 @@ class Accesses:
         if self.copies and func is torch.Tensor.detach:
             source = self._source(records[0])
             return Entry(source.whole, source)
+        if _edges.takes(func, args, kwargs):
+            return _edges.call(func, args, kwargs)
         if any(record.large for record in records):
             return _tiles.touch(offload, records, func, args, kwargs, escapes)
         if offload.hooks.others_on_top():
@@ -101,7 +103,9 @@ class Accesses:
                 (result if isinstance(result, (tuple, list)) else (result,)))
         finally:
             for record in records:
-                if not keep:
+                if record not in self.touched:  # ended by a unit that ran inside
+                    pass
+                elif not keep:
                     if window is None or record is not records[0]:
                         self._untouch(record)
                 elif isinstance(result, torch.Tensor) or offload.serves_faults:

@@ -4,10 +4,12 @@ lengths, torch.autograd.grad, exports, wrappers and collectives. Skipped where P
 installed.
 """
 import importlib.util
+import json
 import tempfile
 import unittest
 
 import support
+from test_torch import run_ranks
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 if HAS_TORCH:
@@ -138,6 +140,123 @@ class Edges(unittest.TestCase):
         offload(self, model, blocks=6)
         with self.assertRaisesRegex(NotImplementedError, "parameter '0.weight' is larger"):
             torch.autograd.grad(model(torch.ones(1, 128)).sum(), list(model.parameters()))
+
+
+def collectives(rank, size):
+    """What each use of torch.distributed leaves in parameters and gradients, offloaded and plain;
+    and the views that are open afterwards."""
+    import torch.distributed as dist
+    from torch.distributed import _functional_collectives as functional
+    other = 1 - rank
+
+    def parameters(model):
+        dist.broadcast(model[0].weight, 0)
+        dist.broadcast(model[0].weight.data, 1)
+        dist.broadcast(model[2].weight.detach()[3:9], 0, async_op=True).wait()
+        with torch.inference_mode():
+            dist.broadcast(model[2].bias, 1)
+        for each in model.parameters():  # together more than fit
+            dist.broadcast(each, 0)
+
+    def gradients(model):
+        for each in model.parameters():
+            dist.all_reduce(each.grad)
+            each.grad /= 2
+
+    def later(model):
+        works = [dist.all_reduce(each.grad, async_op=True)
+                 for each in list(model.parameters())[:4]]
+        for work in works:
+            work.wait()
+            assert work.is_completed() and work.is_success()
+        dist.all_reduce(model[4].weight.grad, async_op=True).get_future().wait()
+        model[0].weight.grad.mul_(0.5)
+
+    def pairs(model):
+        mine, theirs = model[0].weight.grad, torch.empty(128, 128)
+        works = dist.batch_isend_irecv([dist.P2POp(dist.irecv, theirs, other),
+                                        dist.P2POp(dist.isend, mine, other)])
+        for work in works:
+            work.wait()
+        mine += theirs
+        receives = dist.irecv(model[2].weight.data, other)
+        dist.isend(model[4].weight, other).wait()
+        receives.wait()
+
+    def gathers(model):
+        grad = model[0].weight.grad
+        found = [torch.empty_like(model[2].weight.data, memory_format=torch.contiguous_format)
+                 for _ in range(size)]
+        dist.all_gather(found, grad)
+        model[2].weight.grad.copy_(found[other])
+        dist.all_gather(found, model[4].weight)
+        model[4].weight.data.copy_(found[other])
+        whole = torch.empty(256, 128)
+        dist.all_gather_into_tensor(whole, model[6].weight)
+        dist.reduce_scatter_tensor(model[6].weight.grad, whole)
+        dist.reduce(model[8].weight.grad, 0)
+        dist.scatter(model[8].bias.data, [torch.ones(128), torch.zeros(128)] if not rank else None)
+
+    def together(model):
+        dist.all_reduce_coalesced([model[0].weight.grad, model[0].bias.grad])
+        with dist._coalescing_manager(async_ops=True) as manager:
+            dist.all_reduce(model[2].weight.grad)
+            dist.all_reduce(model[2].bias.grad)
+        manager.wait()
+
+    def functions(model):
+        total = functional.all_reduce(model[0].weight, "sum", [0, 1])
+        model[0].weight.data.copy_(total)
+        whole = functional.all_gather_tensor(model[2].weight, 0, [0, 1])
+        model[2].weight.data.copy_(whole[128:])
+        total = functional.all_reduce(model[0].weight.grad, "sum", [0, 1])
+        whole = functional.all_gather_tensor(model[2].weight.grad, 0, [0, 1])
+        model[0].weight.grad.copy_(total + whole[:128])
+
+    found = []
+    for tiers in (False, True):
+        for use in (parameters, gradients, later, pairs, gathers, together, functions):
+            model = layers()
+            with torch.no_grad():
+                model[4].weight.mul_(rank + 1)
+                model[2].bias.add_(rank)
+            optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+            made = None
+            if tiers:
+                stepwell.torch.offload(
+                    model, optimizer, device_bytes=6 * BLOCK, block_bytes=BLOCK, thread_count=1,
+                    timeout=20, nvme=stepwell.Nvme(".", (1 << 20) + 256 * BLOCK,
+                                                   driver_options="allow_tmpfs=1"))
+                made = stepwell.torch.offloaded(model)
+            torch.manual_seed(rank)
+            model(torch.randn(4, 128)).square().mean().backward()
+            try:
+                with torch.no_grad():
+                    use(model)
+                left = 0
+                if made is not None:
+                    made.mark()
+                    left = made.runtime.tier_stats("device").open_views
+                grads = [float(each.grad.double().sum()) for each in model.parameters()]
+                optimizer.step()
+                found.append((use.__name__, left, grads,
+                              [float(each.double().sum()) for each in model.state_dict().values()]))
+            except Exception as error:
+                found.append((use.__name__, f"{type(error).__name__}: {error}"))
+            if made is not None:
+                made.close()
+    return found
+
+
+@unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")
+class Collectives(unittest.TestCase):
+    def test_collectives_pin_what_is_in_tiers_for_as_long_as_they_use_it(self):
+        for status, out, errors in run_ranks("collectives", module="test_offload_outside"):
+            self.assertEqual(status, 0, errors)
+            found = json.loads(out)
+            half = len(found) // 2
+            for plain, tiers in zip(found[:half], found[half:]):
+                self.assertEqual(tiers, plain)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ class Engine(Protocol):
 
 
 _FIELDS = dict(_abi.stw_group_ops._fields_)
+engines = threading.local()  # running: this thread is in a call of an engine
 _NEEDED = ("all_gather", "reduce_scatter", "all_reduce", "poll")
 
 
@@ -73,8 +74,20 @@ class _Calls:
         self._works: Dict[int, Any] = {}
         self._numbers = itertools.count(1)
         names = [*_NEEDED, *(["abort"] if callable(getattr(engine, "abort", None)) else [])]
-        self._functions = {name: _FIELDS[name](getattr(self, "_" + name)) for name in names}
+        self._functions = {name: _FIELDS[name](self._marked(getattr(self, "_" + name)))
+                           for name in names}
         self.ops = _abi.stw_group_ops.initial(**self._functions)
+
+    def _marked(self, function: Any) -> Any:
+        def called(*args: Any) -> int:
+            try:
+                engines.running = True
+                return function(*args)  # type: ignore[no-any-return]
+            except BaseException as error:
+                return self._failed(error)
+            finally:
+                engines.running = False
+        return called
 
     def _failed(self, error: BaseException) -> int:
         # Only the first failure is kept: later ones are consequences of the group's end.

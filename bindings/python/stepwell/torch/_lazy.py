@@ -104,6 +104,9 @@ class Lazy(torch.Tensor):
         form = _forms.get(func)
         if form is None:
             form = _forms[func] = _form_of(func)
+        if form.collective:
+            from ._collectives import of_lazies
+            return of_lazies(func, args, kwargs)
         if form.view and type(args[0]) is Lazy:
             return _viewed(func, args, kwargs)
         if form.reshapes:
@@ -184,6 +187,7 @@ class _Form(NamedTuple):
     view: bool
     reshapes: bool
     lists: bool
+    collective: bool
     writes: Set[Any]  # positions and names of the arguments that it writes
 
 
@@ -196,7 +200,7 @@ def _form_of(func: Any) -> _Form:
         if argument.alias_info is not None and argument.alias_info.is_write:
             writes.update((at, argument.name))
     return _Form(func.is_view, torch.Tag.inplace_view in func.tags,
-                 "_foreach_" in func._schema.name, writes)
+                 "_foreach_" in func._schema.name, "c10d" in func._schema.name, writes)
 
 
 def _viewed(func: Any, args: Any, kwargs: Any) -> Any:

@@ -18,7 +18,7 @@ from .._options import Device
 from .._phase import Phase, Step
 from .._runtime import Runtime
 from ..errors import BudgetError, BusyError, MismatchError
-from . import _optimizer, _tiles
+from . import _collectives, _optimizer, _tiles
 from ._accesses import Accesses, copies_begin, copies_end
 from ._commits import Commits
 from ._division import cut, stays
@@ -95,6 +95,7 @@ class Offload:
         self._train: Optional[Step] = None
         self._eval: Optional[Step] = None
         self.lock = threading.RLock()  # held during calls of the model
+        _collectives.install(self)
 
     # -- making -----------------------------------------------------------------------------------
 

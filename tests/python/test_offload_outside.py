@@ -5,6 +5,7 @@ installed.
 """
 import importlib.util
 import json
+import os
 import tempfile
 import unittest
 
@@ -246,6 +247,184 @@ def collectives(rank, size):
             if made is not None:
                 made.close()
     return found
+
+
+def refused(rank, size):
+    """What each wrapper says around an offloaded model, inside of it, and of a part of it."""
+    from torch.distributed._composable.replicate import replicate
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+    mesh = init_device_mesh("cpu", (size,))
+    cpu = torch.device("cpu")
+
+    def made(model):
+        return stepwell.torch.offload(model, device_bytes=64 * BLOCK, block_bytes=BLOCK)[0]
+
+    def inside(wrapper, **options):
+        wrapped = wrapper(layers(2), **options)
+        made(wrapped.module)
+        wrapped(x)
+
+    def composed(wrap):
+        model = made(layers(2))
+        wrap(model)
+        model(x)
+    x = torch.ones(1, 128)
+    uses = (
+        lambda: DistributedDataParallel(made(layers(2))),
+        lambda: inside(DistributedDataParallel),
+        lambda: made(DistributedDataParallel(layers(2))),
+        lambda: DistributedDataParallel(nn.Sequential(made(layers(2)), nn.Linear(128, 1)))(x),
+        lambda: FullyShardedDataParallel(made(layers(2)), device_id=cpu)(x),
+        lambda: inside(FullyShardedDataParallel, device_id=cpu),
+        lambda: made(FullyShardedDataParallel(layers(2), device_id=cpu)),
+        lambda: composed(lambda model: fully_shard(model, mesh=mesh)),
+        lambda: composed(lambda model: replicate(model)),
+        lambda: made(fully_shard(layers(2), mesh=mesh)),
+    )
+    said = []
+    for use in uses:
+        try:
+            use()
+            said.append("")
+        except TypeError as error:
+            said.append(str(error))
+    # A frozen model needs no gradients, and neither does one that was closed.
+    frozen = made(layers(2).requires_grad_(False))
+    both = DistributedDataParallel(nn.Sequential(frozen, nn.Linear(128, 1)))
+    both(x).sum().backward()
+    model = made(layers(2))
+    stepwell.torch.offloaded(model).close()
+    DistributedDataParallel(model)(x).sum().backward()
+    return said
+
+
+def launched(rank, size):
+    """The losses of accelerate and of the Trainer over a group, and the weights' sum."""
+    import accelerate
+    import transformers
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size),
+                      MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")  # as torchrun does
+    found = []
+
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, at):
+            torch.manual_seed(at)
+            return {"x": torch.randn(128)}
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = layers(3)
+
+        def forward(self, x):
+            return {"loss": self.layers(x).float().square().mean()}
+
+    def made(group):
+        torch.manual_seed(0)
+        model = Model()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        if group is not None:
+            stepwell.torch.offload(model, optimizer, device_bytes=64 * BLOCK, block_bytes=BLOCK,
+                                   thread_count=1, timeout=60, group=group)
+        return model, optimizer
+
+    group = stepwell.Group.from_torch(timeout=60)
+    for tiers in (False, True):
+        for mixed in ("no", "bf16"):
+            accelerate.state.AcceleratorState._reset_state()
+            accelerator = accelerate.Accelerator(cpu=True, mixed_precision=mixed)
+            model, optimizer = made(group if tiers else None)
+            if tiers and mixed != "no":
+                try:
+                    accelerator.prepare(model)
+                    raise AssertionError("not refused")
+                except TypeError as error:
+                    assert "evaluation_mode=True" in str(error), error
+                stepwell.torch.offloaded(model).close()
+                model, optimizer = made(group)
+                model = accelerator.prepare_model(model, evaluation_mode=True)
+            data = torch.utils.data.DataLoader(Data(), batch_size=2)
+            model, optimizer, data = accelerator.prepare(model, optimizer, data)
+            losses = []
+            for batch in data:
+                loss = model(**batch)["loss"]
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(float(accelerator.gather(loss.detach().view(1)).mean()))
+            weights = accelerator.unwrap_model(model).state_dict().values()
+            found.append(losses + [float(sum(each.double().sum() for each in weights))])
+            if tiers:
+                stepwell.torch.offloaded(accelerator.unwrap_model(model)).close()
+
+        class Losses(transformers.TrainerCallback):
+            def on_log(self, args, state, control, logs=None, **_):
+                if "loss" in logs:
+                    losses.append(logs["loss"])
+        losses = []
+        accelerate.state.AcceleratorState._reset_state()
+        with tempfile.TemporaryDirectory(dir=".") as directory:
+            options = transformers.TrainingArguments(
+                directory, use_cpu=True, num_train_epochs=2, per_device_train_batch_size=2,
+                logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True,
+                remove_unused_columns=False, lr_scheduler_type="constant")
+            model, optimizer = made(group if tiers else None)
+            trainer = transformers.Trainer(model, options, train_dataset=Data(),
+                                           optimizers=(optimizer, None), callbacks=[Losses()])
+            trainer.remove_callback(transformers.PrinterCallback)
+            trainer.train()
+        found.append(losses + [float(sum(each.double().sum()
+                                         for each in model.state_dict().values()))])
+        if tiers:
+            stepwell.torch.offloaded(model).close()
+    group.destroy()
+    return found
+
+
+@unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")
+class Wrappers(unittest.TestCase):
+    def test_what_averages_or_divides_parameters_itself_is_refused(self):
+        for status, out, errors in run_ranks("refused", module="test_offload_outside"):
+            self.assertEqual(status, 0, errors)
+            for said in json.loads(out):
+                self.assertIn("group=stepwell.Group.from_torch()", said)
+
+    @unittest.skipUnless(importlib.util.find_spec("accelerate")
+                         and importlib.util.find_spec("transformers"),
+                         "accelerate or transformers is not installed (./dev setup --torch)")
+    def test_accelerate_and_the_trainer_leave_a_model_over_ranks_as_it_is(self):
+        first, second = run_ranks("launched", module="test_offload_outside")
+        for status, out, errors in (first, second):
+            self.assertEqual(status, 0, errors)
+            found = json.loads(out)
+            half = len(found) // 2
+            for plain, tiers in zip(found[:half], found[half:]):
+                self.assertEqual(len(tiers), len(plain))
+                for one, other in zip(tiers, plain):
+                    self.assertAlmostEqual(one, other, delta=2e-5 * abs(other))
+
+    def test_shared_memory_is_refused(self):
+        model = layers(2)
+        offload(self, model)
+        with self.assertRaisesRegex(NotImplementedError, "'0.weight' is in tiers, and its memory"):
+            model.share_memory()
+
+    def test_an_exported_model_has_the_weights_of_training(self):
+        model = layers(8)
+        optimizer = torch.optim.AdamW(model.parameters())
+        offload(self, model, optimizer, blocks=6)
+        x = torch.randn(2, 128)
+        exported = torch.export.export(model.eval(), (x,)).module()
+        for _ in range(2):
+            self.assertTrue(torch.equal(exported(x), model(x)))
+            model.train()(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 @unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")

@@ -13,7 +13,7 @@ import torch
 from .._runtime import Runtime
 from .._tensor import TensorSpec
 from ..errors import BudgetError
-from . import _optimizer, _tiles
+from . import _optimizer, _tiles, _wrappers
 from ._commits import extra_states
 from ._records import DTYPES, TRAINED, Offloaded
 
@@ -29,9 +29,7 @@ offloads: "weakref.WeakKeyDictionary[torch.nn.Module, Any]" = weakref.WeakKeyDic
 def checked(model: torch.nn.Module,
             made: Any = None) -> List[Tuple[str, torch.nn.Parameter]]:
     """The parameters, each once. Raises if one of them is not supported."""
-    if isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
-        raise TypeError(f"{type(model).__name__} keeps copies of parameters: offload the model "
-                        "inside it (model.module)")
+    _wrappers.check_model(model)
     if model in offloads:
         raise ValueError("this model is offloaded already; offloaded(model).close() ends it")
     found: List[Tuple[str, torch.nn.Parameter]] = []

@@ -18,7 +18,7 @@ from .._options import Device
 from .._phase import Phase, Step
 from .._runtime import Runtime
 from ..errors import BudgetError, BusyError, MismatchError
-from . import _collectives, _optimizer, _tiles
+from . import _collectives, _optimizer, _tiles, _wrappers
 from ._accesses import Accesses, copies_begin, copies_end
 from ._commits import Commits
 from ._division import cut, stays
@@ -92,6 +92,7 @@ class Offload:
         self.own_steps = False  # the optimizer's own step() accesses gradients at their addresses
         self._phases: Dict[str, Phase] = {}
         self._handles: List[Any] = []  # of hooks on modules
+        self.fields: Dict[str, Any] = {}  # of the model, until close()
         self._train: Optional[Step] = None
         self._eval: Optional[Step] = None
         self.lock = threading.RLock()  # held during calls of the model
@@ -128,6 +129,7 @@ class Offload:
             steps = _optimizer.convert(optimizer, self)
             if update_in_backward:
                 self.in_backward = InBackward(self, steps)
+        _wrappers.refuse(self, model)
         offloads[model] = self
 
     def take(self, parameters: List[Tuple[str, torch.nn.Parameter]], durable: bool) -> None:
@@ -313,6 +315,7 @@ class Offload:
             handle.remove()
         self._handles.clear()
         model.__dict__.pop("_call_impl", None)
+        _wrappers.allow(self, model)
         offloads.pop(model, None)
         self.model = None
         self.units.clear()

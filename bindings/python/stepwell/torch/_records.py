@@ -394,6 +394,12 @@ class Offloaded(torch.nn.Parameter):
                 record.offload.making.copied(record.name, memo[id(self)])
         return memo[id(self)]  # type: ignore[no-any-return]
 
+    def share_memory_(self) -> torch.Tensor:
+        raise NotImplementedError(
+            f"{self._stepwell.label()} is in tiers, and its memory cannot be shared with other "
+            "processes: share a copy, such as copy.deepcopy(model).share_memory(), and copy "
+            "state_dict() to it")
+
     def __repr__(self, **_: Any) -> str:
         record = self._stepwell
         return repr(torch.nn.Parameter(record.offload.accesses.copy_of(record), self.requires_grad))

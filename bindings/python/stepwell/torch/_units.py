@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional
 import torch
 
 from .._fetching import Prepared
+from . import _wrappers
 from ._private import not_compiled, pop
 from ._records import Absent, Present, Record
 
@@ -22,6 +23,7 @@ _SHARING = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
 _call = torch.nn.Module._call_impl
 _grad_enabled = torch.is_grad_enabled
 _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame  # type: ignore[attr-defined]
+_compiler: Any = torch.compiler
 _transforms = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined]
 
 
@@ -107,8 +109,10 @@ class Call:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         offload, unit = self.offload, self.unit
         module = self.module
-        if offload.closed:
+        if offload.closed or _compiler._is_exporting_flag:
             return _call(module, *args, **kwargs)
+        if _wrappers.is_wrapped(module.__dict__):
+            _wrappers.check(offload, module)
         compiler = _set_eval_frame(None)  # torch.compile's graphs end here, and others begin inside
         begun = transformed = keep = False
         if self.root:

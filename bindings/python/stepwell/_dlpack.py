@@ -6,7 +6,8 @@ the interpreter, when no Python code can run.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, Optional, Tuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, List, Optional, Tuple
 
 from . import _abi, _exchange
 from ._dtypes import Dtype, numpy
@@ -30,6 +31,7 @@ _destroy = ctypes.cast(lib.stw_dlpack_capsule_destroy, ctypes.c_void_p)
 _export = unchecked("stw_view_to_dlpack")
 _export_legacy = unchecked("stw_view_to_dlpack_legacy")
 _pointer, _byref = ctypes.c_void_p, ctypes.byref
+_run: Any = partial.__call__
 
 _NAME, _NAME_VERSIONED = (_exchange.NAMES[name][0]
                           for name in (_exchange.NAME, _exchange.NAME_VERSIONED))
@@ -80,8 +82,17 @@ def capsule(versioned: bool, status: int, made: Any) -> Any:
 def view_capsule(versioned: bool, view: Any, stream: Any) -> Any:
     """A capsule into which a view moves."""
     made = _pointer()
+    name = _NAME_VERSIONED if versioned else _NAME
     export = _export if versioned else _export_legacy
-    return capsule(versioned, export(_byref(view), stream, _byref(made)), made)
+    found: List[Any] = []
+    try:
+        # Both calls in one of C: between them no signal handler may raise, as no object would own
+        # the pin.
+        found.extend(map(_run, (partial(export, _byref(view), stream, _byref(made)),
+                                partial(_new_capsule, made, name, _destroy))))
+    except ValueError:  # of the second call, which got no pointer
+        pass
+    return found[1] if not found[0] else capsule(versioned, found[0], made)
 
 
 def copied(array: Any, dtype: int, max_version: Version) -> Any:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Item = Union[Tensor, Request]
 
 _fetch = unchecked("stw_fetch")
+_memmove = ctypes.memmove
 _TRY = _abi.stw_fetch_options.initial(flags=_abi.STW_FETCH_TRY)
 _AT_ONCE = ctypes.byref(_TRY)
 _byref, _new_view = ctypes.byref, _abi.stw_view
@@ -45,7 +46,14 @@ class Prepared(Views):
         self._slow = True in map(_waits, items)
 
     def fetch(self) -> None:
+        """Pin them; no effect if they are."""
         runtime = self._runtime
+        if not self._ended and self.held:
+            if self._views[self._n - 1].cookie:
+                return
+            _release(self._at, self._n, None, 0)  # those of the first parts of a long one
+        self._step = runtime._step
+        self._ended = False
         if self._n > _HITS_MAX:
             hit = not self._slow and runtime._hits(self._wire, self._views, self._n)
         else:
@@ -53,23 +61,24 @@ class Prepared(Views):
                                             self._at) == 0
         if not hit:
             runtime._fetch_slowly(self._items, self._wire, self, {})
-        self._step = runtime._step
-        self._ended = False
 
 
-def fetch_at_once(runtime: "Runtime", requests: List[bytes]) -> Any:
-    """Views as C structs; None if not all is resident, or the fetch would have to wait."""
+def copy_at_once(runtime: "Runtime", requests: List[bytes], sources: List[int]) -> bool:
+    """Fetch, copy from these addresses, release. False: not all is resident, or the fetch would
+    have to wait."""
     n = len(requests)
     views = _array_type(n)()
-    hit = _fetch(runtime._handle, _AT_ONCE, b"".join(requests), n, views) == 0
-    return views if hit else None
-
-
-def release(views: Any) -> None:
-    """Release the views of fetch_at_once()."""
-    status = _release(views, len(views), None, 0)
-    if status < 0:
+    hit, status = False, 0
+    try:
+        hit = _fetch(runtime._handle, _AT_ONCE, b"".join(requests), n, views) == 0
+        if hit:
+            for view, source in zip(views, sources):
+                _memmove(view.pointer, source, view.bytes)
+    finally:  # nothing before the call: a signal handler may raise
+        status = _release(views, n, None, 0)
+    if hit and status < 0:
         raise error_of(status)
+    return hit
 
 
 class Fetches:
@@ -106,14 +115,18 @@ class Fetches:
         view._ended = False
         view._step = self._step
         view._export = view._stream = None
-        if not options and not tensor._waits:
-            status = _fetch(self._handle, _AT_ONCE, tensor._requests[kind], 1, at)
-            if status == 0:
-                return view
-            if status != _abi.STW_ERROR_BUSY:
-                raise self._refused(status, [tensor])
-        self._fetch_slowly([tensor], tensor._requests[kind], view, options)
-        return view
+        try:
+            if not options and not tensor._waits:
+                status = _fetch(self._handle, _AT_ONCE, tensor._requests[kind], 1, at)
+                if status == 0:
+                    return view
+                if status != _abi.STW_ERROR_BUSY:
+                    raise self._refused(status, [tensor])
+            self._fetch_slowly([tensor], tensor._requests[kind], view, options)
+            return view
+        except BaseException:  # a signal handler's too, whose traceback may keep the view
+            view.__del__()
+            raise
 
     def fetch_many(self, items: Sequence[Item], access: Union[Access, str] = _READ,
                    **options: Any) -> Views:
@@ -133,9 +146,13 @@ class Fetches:
             return views
         requests = b"".join([item._requests[kind] for item in wanted])
         slow = bool(options) or True in map(_waits, wanted)
-        if slow or not self._hits(requests, views._views, len(wanted)):
-            self._fetch_slowly(wanted, requests, views, options)
-        return views
+        try:
+            if slow or not self._hits(requests, views._views, len(wanted)):
+                self._fetch_slowly(wanted, requests, views, options)
+            return views
+        except BaseException:
+            views.__del__()
+            raise
 
     def _hits(self, requests: bytes, views: Any, n: int) -> bool:
         """Pin all on the hit path, in parts; returns whether all were resident."""

@@ -74,6 +74,12 @@ class _Pins:
         """Whether release() was called, or the step of the view was aborted."""
         return self._ended or (self._step is not None and self._step.aborted)
 
+    @property
+    def held(self) -> bool:
+        """Whether they are pinned, also if an exception has ended fetch() or release() between
+        two lines."""
+        return not self._ended and bool(self._cookie())
+
     def release(self, flags: int = 0) -> None:
         """Release it, once. Deferred while an array made from the view exists. Never blocks.
 
@@ -82,14 +88,16 @@ class _Pins:
         if self._ended:
             raise self._gone()
         self._flags = flags
-        self._ended = True
         if self._export is not None:
+            self._ended = True
             if self._export() is None and self._cookie():
                 self._check(_release(self._at, self._n, self._stream, flags))
             return
-        if self._at is None:
-            return  # an empty set, or all its views were exported
-        status = _release(self._at, self._n, self._stream, flags)
+        # A signal handler may raise between these: the view is not ended before its release.
+        status = 0  # None: an empty set, or all its views were exported
+        if self._at is not None:
+            status = _release(self._at, self._n, self._stream, flags)
+        self._ended = True
         if status < 0:
             self._check(status)
 
@@ -115,10 +123,12 @@ class _Pins:
 
     def __del__(self) -> None:
         try:
-            if not self._ended and self._cookie():
-                self._ended = True
+            if not self._ended:
                 self._flags = 0
                 self._give_back_quietly()
+                self._ended = True
+            elif self._export is not None:
+                self._give_back_quietly()  # a signal handler has raised in release()
         except (AttributeError, TypeError):
             pass  # partly constructed, or the interpreter is ending
 
@@ -274,13 +284,14 @@ class _Window:
             return self._moved_to_dlpack(versioned, stream, device)
         at = self._consumer_stream(stream, device)
         more = _new_view()
-        status = _share(_byref(view), _byref(more))
-        if status:
-            raise error_of(status)
         try:
+            status = _share(_byref(view), _byref(more))
+            if status:
+                raise error_of(status)
             return _dlpack.view_capsule(versioned, more, at)
         except BaseException:
-            _release(_byref(more), 1, None, 0)
+            if more.cookie:
+                _release(_byref(more), 1, None, 0)
             raise
 
     def to_dlpack(self, stream: Optional[int] = None) -> Any:

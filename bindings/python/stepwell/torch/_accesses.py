@@ -27,7 +27,7 @@ class Accesses:
 
     def __init__(self, offload: "Offload") -> None:
         self._offload = offload
-        self.touched: Dict[Record, Any] = {}
+        self.touched: Dict[Record, Any] = {}  # the views
         self._shown: Dict[Record, int] = {}  # of these, accesses held only by tensors
         self.copies = 0   # number of running state_dict() calls, which return copies
         self._sources: Dict[Record, Source] = {}  # those of the outermost call
@@ -39,6 +39,15 @@ class Accesses:
         self.copies = 0
         self._sources.clear()
 
+    def repair(self) -> None:
+        """An exception has ended _touch() or _untouch() between two lines. No unit is entered: the
+        records have no other pins."""
+        for record, view in list(self.touched.items()):
+            if view.held:
+                record.pin()
+            else:
+                del self.touched[record]
+
     def pinned(self, record: Record) -> torch.Tensor:
         """Its bytes as a flat tensor, with which the pin ends."""
         return torch.from_dlpack(self._offload.runtime.fetch(record.tensor))
@@ -47,6 +56,11 @@ class Accesses:
               escapes: bool) -> Any:
         """Fetch the unpinned parameters of a torch function's arguments, and call it."""
         offload = self._offload
+        if not offload.inside():
+            return offload.alone(self.touch, records, func, args, kwargs, escapes)
+        if offload.closed:  # since the call was dispatched
+            with _Off():
+                return func(*args, **kwargs)
         if self.copies and func is torch.Tensor.detach:
             source = self._source(records[0])
             return Entry(source.whole, source)
@@ -140,10 +154,11 @@ class Accesses:
                 self._untouch(record)
 
     def _untouch(self, record: Record) -> None:
-        view = self.touched.pop(record)
+        view = self.touched[record]
         self._shown.pop(record, None)
         changed = record.unpin(stays=view.access != READ)
         view.release()
+        del self.touched[record]
         record.save(changed)
 
     @staticmethod

@@ -16,7 +16,7 @@ import torch
 
 from .. import _abi
 from .._exchange import given, given_back
-from .._fetching import fetch_at_once, release
+from .._fetching import copy_at_once
 from .._library import unchecked
 from .._runtime import Runtime
 from .._tensor import Tensor
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _TOGETHER = 64          # the maximum number of collected gradients,
 _ELEMENTS = 1 << 20     # and about the maximum of their elements
-_memmove = ctypes.memmove
 _get_grad = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
 _set_grad = torch.Tensor.grad.__set__  # type: ignore[attr-defined]
 _strided = torch.strided
@@ -101,14 +100,10 @@ class Arrived:
             requests.append(record.place)
         if not found:
             return
-        views = fetch_at_once(self._runtime, requests)
-        if views is not None:
-            for view, grad in zip(views, grads):
-                _memmove(view.pointer, grad.data_ptr(), view.bytes)
-            release(views)
+        copied = copy_at_once(self._runtime, requests, [grad.data_ptr() for grad in grads])
         for record, grad in zip(found, grads):
             _set_grad(record.parameter, None)
-            if views is None:  # the tensors have no memory yet, or a view is open
+            if not copied:  # the tensors have no memory yet, or a view is open
                 record.add_gradient(grad)
             record.has_gradient = True
 

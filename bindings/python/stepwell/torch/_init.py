@@ -194,6 +194,7 @@ class Tiers:
                        find_unused_parameters, tile_bytes, strict)
         except BaseException:
             made.let_go(model)
+            made.model = None
             raise
         made.making = None
         return model, optimizer

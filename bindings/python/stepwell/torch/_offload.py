@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 import weakref
 from typing import (
     Any, Callable, Collection, ContextManager, Dict, Iterator, List, Optional, Set, Tuple, TypeVar,
@@ -15,9 +16,9 @@ import torch
 
 from .. import _abi
 from .._options import Device
-from .._phase import Phase, Step
+from .._phase import Phase, Step, StepStats
 from .._runtime import Runtime
-from ..errors import BudgetError, BusyError, MismatchError
+from ..errors import BudgetError, BusyError, InvalidError, MismatchError
 from . import _collectives, _optimizer, _tiles, _wrappers
 from ._accesses import Accesses, copies_begin, copies_end
 from ._commits import Commits
@@ -31,21 +32,24 @@ from ._making import (
 )
 from ._progress import Meter, Progress
 from ._ranks import Ranks
-from ._records import Record, own_grad, set_own_grad
+from ._records import Absent, Present, Record, own_grad, set_own_grad
 from ._saved import Backward, Hooks
 from ._sizes import Places, Size, nvme_of, size_of
 from ._spill import Spill
 from ._units import Unit, install, uninstall
 
 _Made = TypeVar("_Made")
+_set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame  # type: ignore[attr-defined]
+_task = torch._C._current_graph_task_id
+_thread = threading.get_ident
 _SHARE = 8      # a unit's parameters are at most this fraction of the device budget
 
 
 class Offload:
     """The result of offload(): tiers, units and gradients of one model. From offloaded(model).
 
-    Threads: any may call the model, and concurrent calls wait for each other; other methods are for
-    one thread at a time. close() moves the model back to plain memory.
+    Threads: any may call the model and use its parameters: they wait for another thread's call of
+    the model and for its backward pass. Other methods are for one thread at a time. close() moves the model back to plain memory.
     """
 
     def __init__(self, runtime: Runtime, budget: int, block_bytes: int, keep_gradients: bool,
@@ -95,8 +99,12 @@ class Offload:
         self.fields: Dict[str, Any] = {}  # of the model, until close()
         self._train: Optional[Step] = None
         self._eval: Optional[Step] = None
-        self.lock = threading.RLock()  # held during calls of the model
         _collectives.install(self)
+        self._lock = threading.RLock()  # held during outermost calls: see alone()
+        self.inside = self._lock._is_owned  # type: ignore[attr-defined]
+        self.patience = 300.0   # seconds that a call waits for another thread's
+        self._caller = 0        # the thread of the outermost call
+        self._unclean = False   # a call has raised, maybe between two lines: see recover()
 
     # -- making -----------------------------------------------------------------------------------
 
@@ -214,14 +222,15 @@ class Offload:
         return True
 
     def end_call(self) -> None:
-        step, self._eval = self._eval, None
-        if step is not None:
-            step.end()
+        if self._eval is not None:
+            _end(self._eval)
+        self._eval = None
 
     def end_step(self) -> None:
-        step, self._train = self._train, None
-        if step is not None:
-            self.meter.add(step.end())
+        stats = None if self._train is None else _end(self._train)
+        self._train = None
+        if stats is not None:
+            self.meter.add(stats)
 
     def in_step(self) -> bool:
         return self._eval is not None or self._train is not None
@@ -230,12 +239,17 @@ class Offload:
         phase = self._phases.get(name)
         if phase is None:
             phase = self._phases[name] = self.runtime.phase(name)
+        if phase._open is not None:
+            _end(phase._open)
         step = phase.step()
         step.begin()
         return step
 
     def mark(self) -> None:
         """End the accesses outside units."""
+        if not self.inside():
+            self.alone(self.mark)
+            return
         self.end_kept()
         if self.window is not None:
             self.window.end()
@@ -262,10 +276,69 @@ class Offload:
 
     def end_kept(self) -> None:
         """Release the views that units keep for their backward pass."""
-        while self.kept:
-            unit, _ = self.kept.popitem()
+        for unit in list(self.kept):
             unit.kept = False
-            unit.views.release()
+            if unit.views.held and not unit.depth:
+                unit.views.release()
+            self.kept.pop(unit, None)
+
+    # -- threads and signals ----------------------------------------------------------------------
+
+    def alone(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call it while no other thread is in a call of the model or in a backward pass.
+
+        A signal handler may raise between any two lines. So what is done is noted before it is
+        done, and what has been left is found by the next outermost call.
+        """
+        compiler = _set_eval_frame(None)
+        try:
+            while True:
+                self._await_turn()
+                with self._lock:
+                    if self.backward.foreign():
+                        continue
+                    self._caller = _thread()
+                    try:
+                        if self._unclean and (_task() < 0 or not self.backward.runs()):
+                            self._recover()
+                        before, self._unclean = self._unclean, True
+                        if compiler is not None:
+                            _set_eval_frame(compiler)
+                        result = function(*args, **kwargs)
+                        self._unclean = before
+                        return result
+                    finally:
+                        self._caller = 0
+        finally:
+            if compiler is not None:
+                _set_eval_frame(compiler)
+
+    def _await_turn(self) -> None:
+        begin = time.monotonic()
+        while self._caller not in (0, _thread()) or self.backward.foreign():
+            time.sleep(0.0005)
+            if time.monotonic() - begin > self.patience:
+                raise BusyError(
+                    f"another thread is in a call or a backward pass of the model since "
+                    f"{self.patience:.0f} s, and calls of several threads follow one another: end "
+                    "that call before, and do not wait in it for a thread that calls its modules; "
+                    "offload(timeout=) is the time to wait")
+
+    def _recover(self) -> None:
+        """Nothing runs: end what an exception between two lines has left."""
+        for record in self.by_address.values():
+            record.pins = 0
+            if type(record.parameter) is Present:
+                record.parameter.__class__ = Absent
+        if self._eval is not None:
+            self.end_call()
+        self.held.clear()
+        self.window = None
+        self._addresses.clear()
+        self.backward.reset()
+        for unit in self.units:
+            unit.reset()
+        self.accesses.repair()
 
     def no_sync(self) -> ContextManager[None]:
         """In the block, each rank accumulates gradients; the next backward pass after it sums all
@@ -288,7 +361,12 @@ class Offload:
     def close(self) -> None:
         """Give the model and the optimizer plain memory again, and close the tiers."""
         if self.closed:
+            self.runtime.close(deferred=True)
             return
+        if not self.inside():  # no other thread is in a call
+            self.alone(self.close)
+            return
+        model = self.model
         self.mark()
         if self.ranks is not None:
             self.ranks.settle()
@@ -305,6 +383,8 @@ class Offload:
         if hasattr(self.optimizer, "_stepwell"):
             _optimizer.restore(self.optimizer)
         self.closed = True
+        if model is not None:
+            offloads.pop(model, None)
         self.runtime.close(deferred=True)
 
     def let_go(self, model: torch.nn.Module) -> None:
@@ -316,8 +396,6 @@ class Offload:
         self._handles.clear()
         model.__dict__.pop("_call_impl", None)
         _wrappers.allow(self, model)
-        offloads.pop(model, None)
-        self.model = None
         self.units.clear()
         for record in self.records:
             record.unit = None
@@ -384,6 +462,15 @@ class Offload:
 
     def write_report(self, path: Union[str, "os.PathLike[str]"]) -> None:
         self.runtime.write_report(path)
+
+
+def _end(step: Step) -> Optional[StepStats]:
+    """End a step; None if it has ended in the library, and an exception came before the rest."""
+    try:
+        return step.end()
+    except InvalidError:
+        step._close()
+        return None
 
 
 def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] = None, *,
@@ -472,6 +559,7 @@ def opened(device_bytes: Size, host_bytes: Size, nvme: Places, nvme_bytes: Optio
         nvme=nvme_of(nvme, size_of(nvme_bytes or 0), block), store_name=store_name, **options)
     group = options.get("group")
     made = Offload(runtime, device, block, keep_gradients, 1 if group is None else group.size)
+    made.patience = options.get("timeout") or made.patience
     made.serves_faults = bool(options["fault_in"])
     made.has_host = size_of(host_bytes) > 0
     made.copies = copies_of(store_name, options)

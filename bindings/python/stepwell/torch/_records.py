@@ -161,7 +161,7 @@ class Record:
         if self.hooked is not None:
             self.hooked.remove()
         parameter.__class__ = torch.nn.Parameter
-        del parameter._stepwell  # type: ignore[attr-defined]
+        parameter.__dict__.pop("_stepwell", None)
         parameter.data = data
 
     def view(self, like: torch.Tensor) -> torch.Tensor:
@@ -190,8 +190,8 @@ class Record:
         self.pins -= 1
         written = None
         if self.alias._version != self.seen:
-            self.seen = self.alias._version
             written = None if stays else self.alias.clone()
+            self.seen = self.alias._version
         if self.pins == 0:
             self.parameter.__class__ = Absent
         return written
@@ -245,12 +245,12 @@ class Record:
             self.offload.copied.end(gradient)
         if self.place is not None and not self.has_gradient:
             self.discard_gradient()  # from an earlier step
+        self.has_gradient = True  # before it, so that an interrupted sum is dropped
         if grad.numel():
             ranks, gradients = self.offload.ranks, self.offload.gradients
             grad = flat(grad, self.stride)
             if self.place is None or not gradients.add(gradient, grad):
                 gradients.reduce(gradient, grad, ranks is not None and ranks.keeps(self))
-        self.has_gradient = True
 
     def grad_source(self) -> "GradSource":
         found = self.source() if self.source is not None else None

@@ -7,7 +7,8 @@ ours are pushed above these and call them.
 """
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, Set, Tuple
+import threading
+from typing import TYPE_CHECKING, Any, Callable, Dict, Tuple
 
 import torch
 
@@ -26,6 +27,7 @@ _top = _autograd._top_saved_tensors_default_hooks
 _task = torch._C._current_graph_task_id
 _node = torch._C._current_autograd_node
 _grad_enabled = torch.is_grad_enabled
+_thread = threading.get_ident
 
 _HELD = 4  # units that a backward pass holds at once
 
@@ -73,7 +75,7 @@ class Backward:
     def __init__(self, small: Arrived) -> None:
         self._small = small
         self._held: Dict[Unit, None] = {}
-        self._passes: Set[int] = set()
+        self._passes: Dict[int, int] = {}  # those that run, with their threads
 
     def pin(self, unit: Unit, task: int, node: Any) -> None:
         """A node of a pass needs the parameters of a unit."""
@@ -83,9 +85,7 @@ class Backward:
 
     def _hold(self, unit: Unit, task: int, node: Any) -> None:
         if task not in self._passes:
-            self._passes.add(task)
-            torch.autograd.Variable._execution_engine.queue_callback(  # type: ignore[attr-defined]
-                lambda: self._end(task))
+            unit.offload.alone(self._begin, task)
         held = self._held
         while len(held) >= _HELD and self._drop(node):
             pass
@@ -97,6 +97,7 @@ class Backward:
                 if not self._drop(node):
                     raise
         unit.task = task
+        held[unit] = None
         awaited = 0
         for record in unit.records:
             if record.outside:  # a checkpoint that recomputes needs the state of the forward pass
@@ -104,7 +105,18 @@ class Backward:
             if record.hooked is not None and record.done != task and record.elements:
                 awaited += 1
         unit.awaited = awaited
-        held[unit] = None
+
+    def _begin(self, task: int) -> None:
+        torch.autograd.Variable._execution_engine.queue_callback(  # type: ignore[attr-defined]
+            _Pass(self, task))
+        self._passes[task] = _thread()
+
+    def foreign(self) -> bool:
+        """Whether another thread is in a pass."""
+        return any(thread != _thread() for thread in list(self._passes.values()))
+
+    def runs(self) -> bool:
+        return bool(self._passes)
 
     def knows(self, task: int) -> bool:
         """Whether the end of the pass will be reported."""
@@ -119,22 +131,44 @@ class Backward:
 
     def release(self, unit: Unit) -> None:
         """End a hold."""
-        del self._held[unit]
-        unit.task, unit.node = -1, None
         unit.leave()
+        unit.task, unit.node = -1, None
+        self._held.pop(unit, None)
 
-    def _end(self, task: int) -> None:
-        self._passes.discard(task)
+    def end(self, task: int) -> None:
         for unit in [unit for unit in self._held if unit.task == task]:
             self.release(unit)
         self._small.copy()
+        self._passes.pop(task, None)
 
     def clear(self) -> None:
-        """End the holds of failed passes, whose end the engine does not report."""
-        self._passes.clear()
-        for unit in list(self._held):
+        """End the holds of failed passes; all are, if this thread is in none."""
+        if _task() < 0:
+            self._passes.clear()
+        for unit in [unit for unit in self._held if unit.task not in self._passes]:
             self.release(unit)
-        self._small.copy()
+        if not self._passes:
+            self._small.copy()
+
+    def reset(self) -> None:
+        self._held.clear()
+        self._passes.clear()
+
+
+class _Pass:
+    """The engine calls it at the end of a backward pass, and drops it also after a failed one."""
+
+    def __init__(self, backward: Backward, task: int) -> None:
+        self._backward, self._task = backward, task
+
+    def __call__(self) -> None:
+        self._backward.end(self._task)
+
+    def __del__(self) -> None:
+        try:
+            self._backward._passes.pop(self._task, None)  # its holds end at the next mark
+        except AttributeError:
+            pass  # partly constructed
 
 
 class Hooks:

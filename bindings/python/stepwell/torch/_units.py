@@ -47,6 +47,7 @@ class Unit:
         self.calls = 0
         self.views = Prepared(offload.runtime, self.tensors)
         self.kept = False       # the views are held although depth is 0
+        self.written: List[Any] = []  # what has to be written after the release
         self.task = -1          # the backward pass that holds it
         self.node: Any = None   # the last node of that pass that unpacked one of its parameters
         self.awaited = 0        # number of gradients still to arrive in the pass
@@ -58,7 +59,7 @@ class Unit:
         if self.depth == 0:
             if self.kept:
                 self.kept = False
-                del self.offload.kept[self]
+                self.offload.kept.pop(self, None)
             else:
                 if self.offload.accesses.touched:
                     self.offload.accesses.end_touched(self.records)
@@ -74,22 +75,36 @@ class Unit:
         self.depth -= 1
         if self.depth:
             return
-        written = None
+        written = self.written
         for record in self.records:
             if record.alias._version != record.seen:
-                written = written or []
                 written.append((record, record.unpin()))
                 continue
             record.pins -= 1  # Record.unpin(), without the call
             if record.pins == 0:
                 record.parameter.__class__ = Absent
-        if keep and written is None:
-            self.kept = True
+        if keep and not written:
             self.offload.kept[self] = None
+            self.kept = True
             return
         self.views.release()
-        for record, changed in written or ():
+        if written:
+            self._save()
+
+    def _save(self) -> None:
+        for record, changed in self.written:
             record.save(changed)
+        self.written = []
+
+    def reset(self) -> None:
+        """End what an exception between two lines has left. Its records have no pins."""
+        self.depth, self.task, self.node = 0, -1, None
+        self.kept = self.views.held and self in self.offload.kept
+        if self.views.held and not self.kept:
+            self.written += [(record, record.alias.clone()) for record in self.records
+                             if record.alias._version != record.seen]
+            self.views.release()
+        self._save()
 
 
 class Call:
@@ -113,10 +128,10 @@ class Call:
             return _call(module, *args, **kwargs)
         if _wrappers.is_wrapped(module.__dict__):
             _wrappers.check(offload, module)
+        if not offload.inside():
+            return offload.alone(self, *args, **kwargs)
         compiler = _set_eval_frame(None)  # torch.compile's graphs end here, and others begin inside
         begun = transformed = keep = False
-        if self.root:
-            offload.lock.acquire()
         try:
             begun = self.root and offload.begin_call(module)
             if unit is not None:
@@ -146,8 +161,6 @@ class Call:
         finally:
             if begun:
                 offload.end_call()
-            if self.root:
-                offload.lock.release()
             if compiler is not None:
                 _set_eval_frame(compiler)
 

@@ -79,6 +79,7 @@ class Runtime(Fetches, Generations):
                  overwrite: bool = False, generations_kept: int = 0) -> None:
         self._handle = ctypes.c_void_p()
         self._epoch = _life.epoch()
+        self._warns = True  # of an end without close()
         self._inside: Set[int] = set()  # threads waiting in the library
         self._devices: Dict[int, DeviceInfo] = {}
         self._interrupts = 0
@@ -176,8 +177,9 @@ class Runtime(Fetches, Generations):
     def __del__(self) -> None:
         try:
             if self._handle and self._may_finalise():
-                warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self)
-                self.close(deferred=True)
+                if self._warns:
+                    warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self)
+                self.close(deferred=True, timeout=_life.EXIT_TIMEOUT_SECONDS)
         except (AttributeError, TypeError, Error):
             pass  # partly constructed, or no caller to report it to
 

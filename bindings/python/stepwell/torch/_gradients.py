@@ -112,7 +112,6 @@ class Gradients:
     """The gradients of one Offload, in the order of arrival."""
 
     def __init__(self, offload: "Offload", ranks: int) -> None:
-        self._offload = offload
         self.small = Arrived(offload.runtime)
         self._given: Dict[Record, None] = {}  # whose `.grad` the program has set
         # Over ranks the sum must be the mean.
@@ -120,10 +119,11 @@ class Gradients:
                                 for flags in (0, _abi.STW_REDUCE_MORE)]
         self._reduce_at = [ctypes.addressof(options) for options in self._reduce_options]
 
-    def accumulated(self, parameter: torch.Tensor) -> None:
+    @staticmethod  # the garbage collector does not see what autograd's hooks refer to
+    def accumulated(parameter: torch.Tensor) -> None:
         """Autograd has computed a gradient; its memory is released at once."""
         record: Record = parameter._stepwell  # type: ignore[attr-defined]
-        offload = self._offload
+        offload = record.offload
         task = _task()
         if offload.in_backward is not None:
             offload.in_backward.coming(record)
@@ -131,7 +131,7 @@ class Gradients:
         if whole and record.given:
             pass  # autograd has added it to the program's memory
         elif record.place is not None and not record.has_gradient and not record.spent and whole:
-            self.small.put(record, offload.backward.knows(task))
+            offload.gradients.small.put(record, offload.backward.knows(task))
         else:
             grad = own_grad(parameter)
             set_own_grad(parameter, None)
@@ -151,7 +151,7 @@ class Gradients:
     def give(self, record: Record, grad: torch.Tensor) -> None:
         """The program sets `.grad`: its tensor is filled by backward passes while the program has
         it, and moves to tiers when it has not."""
-        offload = self._offload
+        offload = record.offload
         if offload.ranks is not None or offload.in_backward is not None or record.large:
             record.add_gradient(grad)
             return

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 _SLACK = 32     # blocks of nvme in addition to the computed number
 _FROZEN = TRAINED + 1  # neighbour number
 
-offloads: "weakref.WeakKeyDictionary[torch.nn.Module, Any]" = weakref.WeakKeyDictionary()
+# References, since the Offload refers to the model, which keeps it by the entry of its calls.
+offloads: "weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Any]]" = (
+    weakref.WeakKeyDictionary())
 
 
 def checked(model: torch.nn.Module,

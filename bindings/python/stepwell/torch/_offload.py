@@ -138,7 +138,7 @@ class Offload:
             if update_in_backward:
                 self.in_backward = InBackward(self, steps)
         _wrappers.refuse(self, model)
-        offloads[model] = self
+        offloads[model] = weakref.ref(self)
 
     def take(self, parameters: List[Tuple[str, torch.nn.Parameter]], durable: bool) -> None:
         """Move every parameter of the model into its tensor."""
@@ -557,6 +557,7 @@ def opened(device_bytes: Size, host_bytes: Size, nvme: Places, nvme_bytes: Optio
     runtime = Runtime(
         devices=[Device(device)], host_bytes=size_of(host_bytes),
         nvme=nvme_of(nvme, size_of(nvme_bytes or 0), block), store_name=store_name, **options)
+    runtime._warns = False  # it ends with a model that is dropped
     group = options.get("group")
     made = Offload(runtime, device, block, keep_gradients, 1 if group is None else group.size)
     made.patience = options.get("timeout") or made.patience
@@ -584,7 +585,8 @@ def save_on_tiers(model: torch.nn.Module, keep_bytes: Size) -> Iterator[Spill]:
 
 def offloaded(model: torch.nn.Module) -> Offload:
     """The Offload object of a model, with its runtime, report and close()."""
-    found = offloads.get(model)
+    known = offloads.get(model)
+    found = None if known is None else known()
     if found is None:
         raise KeyError("this model is not offloaded")
-    return found
+    return found  # type: ignore[no-any-return]

@@ -8,8 +8,10 @@ is an object that fetches it for each operation.
 """
 from __future__ import annotations
 
+import ctypes
 import enum
 import weakref
+from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 import torch
@@ -92,7 +94,9 @@ def read(tensor: Tensor, size: Tuple[int, ...], stride: Tuple[int, ...],
 
 def at_address(tensor: Tensor, size: Tuple[int, ...], stride: Tuple[int, ...]) -> torch.Tensor:
     """A tensor over its memory, for accesses while a view of it is held; not a pin."""
-    return torch.from_dlpack(tensor.by_address()).view(-1).as_strided(size, stride)
+    made = torch.from_dlpack(tensor.by_address())
+    made.untyped_storage()._stepwell = tensor._runtime  # open while tensors over it exist
+    return made.view(-1).as_strided(size, stride)
 
 
 class Record:
@@ -407,7 +411,17 @@ class Offloaded(torch.nn.Parameter):
     def __reduce_ex__(self, protocol: Any) -> Any:
         record = self._stepwell
         plain = torch.nn.Parameter(record.offload.accesses.copy_of(record), self.requires_grad)
-        return plain.__reduce_ex__(protocol)
+        if get_spawning_popen() is None:
+            return plain.__reduce_ex__(protocol)
+        # To a spawned process by value: shared memory of the copy would end before it begins.
+        bytes_of = ctypes.string_at(plain.data_ptr(), plain.nbytes) if plain.numel() else b""
+        return _sent, (bytes_of, record.size, record.stride, record.dtype, self.requires_grad)
+
+
+def _sent(data: bytes, size: Any, stride: Any, dtype: Any, requires_grad: bool) -> Any:
+    made = torch.empty_strided(size, stride, dtype=dtype)
+    ctypes.memmove(made.data_ptr(), data, len(data))
+    return torch.nn.Parameter(made, requires_grad)
 
 
 class Present(Offloaded):

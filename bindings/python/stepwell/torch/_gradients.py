@@ -36,6 +36,7 @@ _adopt.argtypes = [ctypes.c_void_p] * 5
 _reduce = unchecked("stw_reduce")
 _reduce.argtypes = [ctypes.c_void_p] * 3
 _task = torch._C._current_graph_task_id
+_grad_enabled = torch.is_grad_enabled
 _Off = torch._C.DisableTorchFunctionSubclass
 
 
@@ -108,6 +109,17 @@ class Arrived:
             record.has_gradient = True
 
 
+def _check_graph(parameter: torch.Tensor, record: Record) -> None:
+    grad = own_grad(parameter)
+    if grad is not None and grad.requires_grad:
+        set_own_grad(parameter, None)
+        raise RuntimeError(
+            f"backward(create_graph=True) makes a gradient of {record.label()} that has a graph, "
+            "and gradients in tiers are values: for a term of gradients take "
+            "torch.autograd.grad(loss, list(model.parameters()), create_graph=True), whose results "
+            "are plain tensors")
+
+
 class Gradients:
     """The gradients of one Offload, in the order of arrival."""
 
@@ -125,6 +137,8 @@ class Gradients:
         record: Record = parameter._stepwell  # type: ignore[attr-defined]
         offload = record.offload
         task = _task()
+        if _grad_enabled():
+            _check_graph(parameter, record)
         if offload.in_backward is not None:
             offload.in_backward.coming(record)
         whole = parameter is record.parameter  # else it stands for a part of a parameter

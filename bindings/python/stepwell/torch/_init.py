@@ -19,7 +19,7 @@ from torch.nn.modules.module import (
 )
 
 from .._options import Nvme
-from ._making import check_options, check_updates, checked
+from ._making import check_options, check_updates, checked, unwrapped
 from ._offload import Offload, opened
 from ._optimizer import check_parameters
 from ._records import DTYPES, Offloaded, users_of
@@ -170,6 +170,7 @@ class Tiers:
         moved once, to tensors with the names of the model.
         """
         made = self._made
+        given, optimizer = optimizer, unwrapped(optimizer)
         check_updates(optimizer, keep_gradients, update_in_backward, find_unused_parameters)
         if self._hooks:
             raise ValueError("the model is still being made: call offload() after the with")
@@ -197,7 +198,7 @@ class Tiers:
             made.model = None
             raise
         made.making = None
-        return model, optimizer
+        return model, given
 
     def _sweep(self, used: Set[int]) -> None:
         """Destroy the tensors of parameters that only their records refer to."""

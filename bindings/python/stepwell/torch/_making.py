@@ -56,6 +56,9 @@ def checked(model: torch.nn.Module,
             raise TypeError(f"{what} is {parameter.dtype}; offload takes float32, bfloat16, "
                             "float16, int8 and uint8: convert it, or keep that module out of the "
                             "model")
+        if getattr(parameter, "grad_dtype", parameter.dtype) != parameter.dtype:
+            raise TypeError(f"{what} is {parameter.dtype} with grad_dtype={parameter.grad_dtype}: "
+                            "a gradient in tiers has the dtype of its parameter")
         if parameter.device.type != "cpu":
             raise TypeError(f"{what} is on {parameter.device}; offload takes parameters in memory "
                             "of the CPU in this release")
@@ -109,6 +112,16 @@ def later_of(given: Union[None, str, torch.Tensor, Collection[Any]],
                                 if isinstance(each, str) else "what is no parameter of the model"))
         found |= fits
     return found
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """The optimizer inside the wrapper that prepare() of accelerate returns."""
+    if type(optimizer).__name__ != "AcceleratedOptimizer":
+        return optimizer
+    if optimizer.scaler is not None:
+        raise TypeError("this AcceleratedOptimizer has a GradScaler and keeps the step() of the "
+                        "optimizer that it was given: call offload() before prepare()")
+    return optimizer.optimizer
 
 
 def need(model: torch.nn.Module, parameters: List[Tuple[str, torch.nn.Parameter]],

@@ -28,7 +28,7 @@ from ._in_backward import InBackward
 from ._lazy import Window
 from ._making import (
     check_options, check_updates, check_updates_fit, checked, lacking, later_of, need, offloads,
-    spec_of,
+    spec_of, unwrapped,
 )
 from ._progress import Meter, Progress
 from ._ranks import Ranks
@@ -211,8 +211,7 @@ class Offload:
         """The model is called. Returns whether end_call() will follow."""
         self.mark()
         if self.optimizer is not None and torch.is_grad_enabled() and module.training:
-            if self._train is None:
-                self._train = self._step("train")
+            self.begin_train()
             if self.ranks is not None:
                 self.ranks.begin()
             return False
@@ -220,6 +219,10 @@ class Offload:
             return False
         self._eval = self._step("eval")
         return True
+
+    def begin_train(self) -> None:
+        if self._train is None and self.optimizer is not None:
+            self._train = self._step("train")
 
     def end_call(self) -> None:
         if self._eval is not None:
@@ -508,6 +511,7 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
     parameters do not fit together, naming it.
     """
     check_options("offload", options)
+    given, optimizer = optimizer, unwrapped(optimizer)
     check_updates(optimizer, keep_gradients, update_in_backward, find_unused_parameters)
     parameters = checked(model)
     known = {id(parameter) for _, parameter in parameters}
@@ -539,7 +543,7 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
     except BaseException:
         made.close()
         raise
-    return model, optimizer
+    return model, given
 
 
 def copies_of(store_name: Optional[str], options: Dict[str, Any]) -> int:
@@ -584,9 +588,11 @@ def save_on_tiers(model: torch.nn.Module, keep_bytes: Size) -> Iterator[Spill]:
 
 
 def offloaded(model: torch.nn.Module) -> Offload:
-    """The Offload object of a model, with its runtime, report and close()."""
-    known = offloads.get(model)
-    found = None if known is None else known()
+    """The Offload object of a model, or of the one inside a wrapper, with its runtime, report and
+    close()."""
+    inside = [model] if model in offloads else [
+        module for module in model.modules() if module in offloads]
+    found = offloads[inside[0]]() if len(inside) == 1 else None
     if found is None:
-        raise KeyError("this model is not offloaded")
+        raise KeyError(f"this model is not offloaded, and contains {len(inside)} models that are")
     return found  # type: ignore[no-any-return]

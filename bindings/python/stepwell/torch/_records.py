@@ -330,6 +330,7 @@ def _metadata() -> Any:
 
 
 _METADATA = _metadata()
+_compatible = torch._has_compatible_shallow_copy_type  # asked by Module.to() and its like
 # Functions that return the address, so that the pin lasts until the next mark.
 _ESCAPES = {getattr(torch.Tensor, name) for name in (
     "data_ptr", "numpy", "storage", "untyped_storage", "__dlpack__", "__array__", "share_memory_",
@@ -388,6 +389,20 @@ class Offloaded(torch.nn.Parameter):
     def grad(self) -> None:
         self.grad = None
 
+    @property
+    def grad_dtype(self) -> Optional[torch.dtype]:
+        return self.dtype
+
+    @grad_dtype.setter
+    def grad_dtype(self, dtype: Optional[torch.dtype]) -> None:
+        if dtype != self.dtype:
+            raise RuntimeError(
+                f"grad_dtype = {dtype} of {self._stepwell.label()}, which is {self.dtype}: a "
+                "gradient in tiers has the dtype of its parameter")
+
+    def set_(self, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+        raise _replaced(self, "set_()")
+
     def __deepcopy__(self, memo: Dict[int, Any]) -> torch.nn.Parameter:
         """A plain parameter with its own memory."""
         record = self._stepwell
@@ -424,6 +439,12 @@ def _sent(data: bytes, size: Any, stride: Any, dtype: Any, requires_grad: bool) 
     return torch.nn.Parameter(made, requires_grad)
 
 
+def _replaced(parameter: Offloaded, what: str) -> RuntimeError:
+    return RuntimeError(
+        f"{what} would replace the memory of {parameter._stepwell.label()}, which is in tiers: do "
+        "it before offload(), or after offloaded(model).close()")
+
+
 class Present(Offloaded):
     """The class of a pinned parameter: no torch function is intercepted."""
 
@@ -444,6 +465,8 @@ class Absent(Offloaded):
                     if isinstance(parameter, Offloaded) and parameter.requires_grad:
                         parameter._stepwell.hook()
             return result
+        if func is _compatible and args[0].device != args[1].device:
+            raise _replaced(args[0], f"a move of the model to {args[1].device}")
         if func in _HOOKS:
             record = args[0]._stepwell
             if record.tiles is not None:

@@ -85,7 +85,7 @@ class Backward:
 
     def _hold(self, unit: Unit, task: int, node: Any) -> None:
         if task not in self._passes:
-            unit.offload.alone(self._begin, task)
+            unit.offload.alone(self._begin, unit, task)
         held = self._held
         while len(held) >= _HELD and self._drop(node):
             pass
@@ -106,10 +106,11 @@ class Backward:
                 awaited += 1
         unit.awaited = awaited
 
-    def _begin(self, task: int) -> None:
+    def _begin(self, unit: Unit, task: int) -> None:
         torch.autograd.Variable._execution_engine.queue_callback(  # type: ignore[attr-defined]
             _Pass(self, task))
         self._passes[task] = _thread()
+        unit.offload.begin_train()  # if the forward pass was none: by parts, or in eval()
 
     def foreign(self) -> bool:
         """Whether another thread is in a pass."""

@@ -129,7 +129,7 @@ class Call:
         if _wrappers.is_wrapped(module.__dict__):
             _wrappers.check(offload, module)
         if not offload.inside():
-            return offload.alone(self, *args, **kwargs)
+            return offload.alone(self._outermost, *args, **kwargs)
         compiler = _set_eval_frame(None)  # torch.compile's graphs end here, and others begin inside
         begun = transformed = keep = False
         try:
@@ -163,6 +163,11 @@ class Call:
                 offload.end_call()
             if compiler is not None:
                 _set_eval_frame(compiler)
+
+    def _outermost(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.root and self.module.training and _grad_enabled():
+            self.offload.begin_train()  # a model that is called through its parts
+        return self(*args, **kwargs)
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
         return types.MethodType(_call, memo.get(id(self.module), self.module))

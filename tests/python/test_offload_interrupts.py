@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C at every place where the interpreter runs signal handlers inside the package: training goes
-on from there with the bits of plain PyTorch, and close() returns the weights.
+"""Ctrl-C at every place where the interpreter runs signal handlers inside the package: training
+goes on from there with the bits of plain PyTorch, and close() returns the weights.
 
 Skipped where PyTorch is not installed.
 """

@@ -30,6 +30,7 @@ from ._making import (
     check_options, check_updates, check_updates_fit, checked, lacking, later_of, need, offloads,
     spec_of, unwrapped,
 )
+from ._private import not_compiled
 from ._progress import Meter, Progress
 from ._ranks import Ranks
 from ._records import Absent, Present, Record, own_grad, set_own_grad
@@ -39,17 +40,18 @@ from ._spill import Spill
 from ._units import Unit, install, uninstall
 
 _Made = TypeVar("_Made")
+_SHARE = 8      # a unit's parameters are at most this fraction of the device budget
 _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame  # type: ignore[attr-defined]
 _task = torch._C._current_graph_task_id
 _thread = threading.get_ident
-_SHARE = 8      # a unit's parameters are at most this fraction of the device budget
 
 
 class Offload:
     """The result of offload(): tiers, units and gradients of one model. From offloaded(model).
 
     Threads: any may call the model and use its parameters: they wait for another thread's call of
-    the model and for its backward pass. Other methods are for one thread at a time. close() moves the model back to plain memory.
+    the model and for its backward pass. Other methods are for one thread at a time. close() moves
+    the model back to plain memory.
     """
 
     def __init__(self, runtime: Runtime, budget: int, block_bytes: int, keep_gradients: bool,
@@ -465,6 +467,9 @@ class Offload:
 
     def write_report(self, path: Union[str, "os.PathLike[str]"]) -> None:
         self.runtime.write_report(path)
+
+
+not_compiled(Offload.alone)
 
 
 def _end(step: Step) -> Optional[StepStats]:

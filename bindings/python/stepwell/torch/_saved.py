@@ -27,6 +27,7 @@ _top = _autograd._top_saved_tensors_default_hooks
 _task = torch._C._current_graph_task_id
 _node = torch._C._current_autograd_node
 _grad_enabled = torch.is_grad_enabled
+_full = torch.float32
 _thread = threading.get_ident
 
 _HELD = 4  # units that a backward pass holds at once
@@ -61,6 +62,36 @@ class Saved:
                 data.size(), data.stride(), data.storage_offset())
         record.offload.backward.pin(unit, task, _node())
         return data
+
+
+class SavedCast(Saved):
+    """The form in which a node saves a copy of a parameter in another dtype, as autocast makes: it
+    is made again when the node runs. Else a half copy of the model were in plain memory."""
+
+    __slots__ = ("dtype", "place")
+
+    def __init__(self, record: Record, tensor: torch.Tensor) -> None:
+        super().__init__(record, record.parameter)
+        self.dtype = tensor.dtype
+        self.place = tensor.size(), tensor.stride(), tensor.storage_offset()
+
+    def fetch(self) -> torch.Tensor:
+        with torch.no_grad():
+            return super().fetch().to(self.dtype).as_strided(*self.place)
+
+
+def _cast(tensor: torch.Tensor) -> Any:
+    """The saved form of a tensor that is a copy, or a view of one; None: it is none."""
+    base: Any = tensor._base if tensor._is_view() else tensor
+    function = base.grad_fn
+    if function is None or function.name() != "ToCopyBackward0" or tensor._version:
+        return None
+    record = getattr(getattr(function.next_functions[0][0], "variable", None), "_stepwell", None)
+    if (record is None or record.tiles is not None or base.dtype != tensor.dtype
+            or base.device != tensor.device or base.device.type != "cpu"
+            or base.stride() != record.stride or base.storage_offset()):
+        return None
+    return SavedCast(record, tensor)
 
 
 class Backward:
@@ -189,6 +220,10 @@ class Hooks:
                 record = records.get(tensor.untyped_storage().data_ptr())
                 if record is not None:
                     return Saved(record, tensor)
+            if tensor.dtype is not _full and tensor.grad_fn is not None:
+                cast = _cast(tensor)
+                if cast is not None:
+                    return cast
             if offload.spill is not None:
                 kept = offload.spill.pack(tensor)
                 if kept is not None:
@@ -245,7 +280,8 @@ class Hooks:
         return pack, unpack
 
 
-not_compiled(Saved.__init__)
+for _function in (Saved.__init__, SavedCast.__init__, _cast):
+    not_compiled(_function)
 
 
 def _modified(tensor: torch.Tensor, version: int) -> RuntimeError:

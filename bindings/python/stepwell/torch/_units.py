@@ -177,6 +177,7 @@ class Call:
 
 
 not_compiled(Call.__call__)
+not_compiled(Call._outermost)
 
 
 def install(offload: "Offload", module: torch.nn.Module, unit: Optional[Unit],

@@ -4,10 +4,11 @@
     model, optimizer = stepwell.torch.offload(model, optimizer, device_bytes="2GiB", nvme="/fast")
 """
 from ._callback import report_callback
+from ._check import Checked, check
 from ._files import load_safetensors, save_safetensors
 from ._init import Tiers, init
 from ._offload import Offload, offload, offloaded, save_on_tiers
 from ._progress import Progress
 
-__all__ = ["Offload", "Progress", "Tiers", "init", "load_safetensors", "offload", "offloaded",
-           "report_callback", "save_on_tiers", "save_safetensors"]
+__all__ = ["Checked", "Offload", "Progress", "Tiers", "check", "init", "load_safetensors",
+           "offload", "offloaded", "report_callback", "save_on_tiers", "save_safetensors"]

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""stepwell.torch.offload() in training programs drawn at random: plain torch's bits, or a refusal.
+
+STEPWELL_DRAWS: how many; STEPWELL_SEED: the number of the first, for the draws of an earlier run.
+Skipped where PyTorch is not installed.
+"""
+import collections
+import importlib.util
+import os
+import unittest
+
+import support
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+if HAS_TORCH:
+    import torch
+
+    import offload_programs as programs
+
+DRAWS = int(os.environ.get("STEPWELL_DRAWS", "200"))
+SEED = int(os.environ.get("STEPWELL_SEED", "1"))
+REPORTED = 3  # failing draws after which a run ends
+
+# Names that no draw contains yet, since programs with them give other numbers than plain torch.
+LEFT_OUT = {
+    # optimizers and models
+    "SGD": "states that torch does not have",
+    "Adagrad": "no states before a step",
+    "Counts": "its own code runs once for each parameter",
+    "Norm": "the same",
+    "Lookahead": "the same",
+    "Modes": "its eval() sees no states",
+    "Adafactor": "it keeps a value of the first dtype for later parameters",
+    "scalars": "a parameter without elements has no gradient and no state",
+    # states
+    "count states": "optimizer.state is empty",
+    "read states": "the same",
+    "write states": "the same",
+    "clear the state": "the same",
+    "new state": "the same",
+    "drop a state": "the same",
+    "load": "a state of before the first step resets nothing",
+    "load an early state": "the same",
+    "load a part": "the same",
+    "see the optimizer": "counts are those of the step before",
+    "see the optimizer after it": "the same",
+    "state within a step": "the same",
+    "step twice": "the second step does nothing",
+    "closure": "own code that ignores a closure must not call it",
+    # gradients
+    "zeros": "None instead of zeros",
+    "the model's zeros": "the same",
+    "zero_": "the same",
+    "keep gradients": "gradients that a step consumed are None after close()",
+    "set rows": "a view of a gradient that is evicted loses what is written",
+    "write through a view": "the same",
+    "write through a transpose": "the same",
+    "write data of gradients": "the same",
+    "write detached gradients": "the same",
+    "look at held gradients": "a gradient that is held ends with zero_grad()",
+    "autograd.grad": "a KeyError if the parameters do not fit together",
+    "unfreeze": "a BusyError in backward with update_in_backward",
+}
+
+
+@unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")
+class Property(unittest.TestCase):
+    def test_a_drawn_program_gives_the_bits_of_plain_torch_or_is_refused_by_name(self):
+        torch.set_num_threads(1)
+        counts, failed = collections.Counter(), []
+        print(f"STEPWELL_DRAWS={DRAWS} STEPWELL_SEED={SEED}", flush=True)
+        for seed in range(SEED, SEED + DRAWS):
+            draw = programs.drawn(seed, LEFT_OUT)
+            print(seed, end=" ", flush=True)  # the last one, if the process ends
+            verdict, _ = programs.judge(draw)
+            counts[verdict] += 1
+            if verdict == "differs":
+                least = programs.shrunk(draw, LEFT_OUT)
+                failed.append(f"draw {seed} ({least!r})\n{programs.judge(least)[1]}\n"
+                              f"{programs.BUDGETS[least.budget]}\n{least.text()}")
+                if len(failed) >= REPORTED:
+                    break
+        print(dict(counts))
+        self.assertFalse(failed, "\n\n".join(failed))
+        self.assertGreater(counts["equal"], DRAWS // 2, counts)
+
+    def test_every_thing_that_a_loop_does_runs_in_plain_torch(self):
+        for name in programs.THINGS:
+            once = programs.THINGS[name][0] == "once"
+            draw = programs.Draw("stack", "Modes", "resident", [[name], [] if once else [name]])
+            with self.subTest(name=name):
+                _, error = programs.run(draw.text(), None)
+                self.assertIsNone(error, draw.text())
+
+if __name__ == "__main__":
+    support.main()

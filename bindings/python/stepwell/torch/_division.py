@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The division of a model into units, and whether all of them fit in the device budget."""
+"""The division of a model into units, and whether all of them fit in the device budget.
+
+Functions of a `Plan` are those that estimate() asks too, with records that have no tensors.
+"""
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Dict, Iterable, List
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Tuple, Union
 
 import torch
 
@@ -14,9 +17,22 @@ from ._units import Unit, install, is_holder, own, shares, uninstall
 if TYPE_CHECKING:
     from ._offload import Offload
 
+Plan = Union["Offload", Any]
+Part = Tuple[str, torch.nn.Module, List[Record]]  # of the model: a unit, or what may become one
+SHARE = 8      # a unit's parameters are at most this fraction of the device budget
+
 
 def cut(offload: "Offload", name: str, module: torch.nn.Module, least: int) -> None:
-    """Divide a subtree into units: as large as allowed, and only modules that are called."""
+    """Divide a subtree into units."""
+    for part in parts(offload, name, module, least):
+        check_room(offload, *part)
+        unit = Unit(offload, *part)
+        offload.units.append(unit)
+        install(offload, unit.module, unit)
+
+
+def parts(offload: Plan, name: str, module: torch.nn.Module, least: int) -> Iterator[Part]:
+    """The division of a subtree: as large as allowed, and only modules that are called."""
     found = _records_of(offload, module.parameters())
     if not found:
         return
@@ -26,17 +42,17 @@ def cut(offload: "Offload", name: str, module: torch.nn.Module, least: int) -> N
     whole = not is_holder(module) and (
         shares(module) or not below or (least == 0 and total <= offload.unit_bytes))
     if whole:
-        _unit(offload, name, module, found)
+        yield name, module, found
         return
     direct = _records_of(offload, own(module))
     if direct and not is_holder(module):
-        _unit(offload, name, module, direct)
+        yield name, module, direct
     for key, child in below:
         if not isinstance(child, (torch.nn.ParameterList, torch.nn.ParameterDict)):
-            cut(offload, f"{name}.{key}" if name else key, child, 0)
+            yield from parts(offload, f"{name}.{key}" if name else key, child, 0)
 
 
-def _records_of(offload: "Offload", parameters: Iterable[torch.nn.Parameter]) -> List[Record]:
+def _records_of(offload: Plan, parameters: Iterable[torch.nn.Parameter]) -> List[Record]:
     found: Dict[int, Record] = {}
     for parameter in parameters:
         if id(parameter) in offload.by_parameter:
@@ -44,27 +60,22 @@ def _records_of(offload: "Offload", parameters: Iterable[torch.nn.Parameter]) ->
     return [record for record in found.values() if record.tiles is None]
 
 
-def _unit(offload: "Offload", name: str, module: torch.nn.Module, records: List[Record]) -> None:
-    unit = Unit(offload, name, module, records)
-    if not offload.runtime.fits(unit.tensors):
-        raise BudgetError(too_large(name, module, unit.bytes, offload.budget))
-    _check_room_for_gradients(offload, unit)
-    offload.units.append(unit)
-    install(offload, module, unit)
-
-
-def _check_room_for_gradients(offload: "Offload", unit: Unit) -> None:
-    """Check for the room in which gradients are added, by blocks, while backward holds a unit."""
+def check_room(offload: Plan, name: str, module: torch.nn.Module, records: List[Record]) -> None:
+    """Raise BudgetError if a part does not fit, or the room in which its gradients are added, by
+    blocks, while backward holds it."""
+    nbytes = sum(record.alias.nbytes for record in records)
+    if not offload.runtime.fits([record.tensor for record in records]):
+        raise BudgetError(too_large(name, module, nbytes, offload.budget))
     block = offload.block_bytes
-    sizes = [record.alias.nbytes for record in unit.records]
+    sizes = [record.alias.nbytes for record in records]
     small = sum(size for size in sizes if size < block)
     blocks = -(-small // block) + sum(-(-size // block) for size in sizes if size >= block)
     if (blocks < offload.budget // block or offload.has_host or offload.ranks is not None
-            or not any(record.parameter.requires_grad for record in unit.records)):
+            or not any(record.parameter.requires_grad for record in records)):
         return
     raise BudgetError(
-        f"module '{unit.name or type(unit.module).__name__}' ({type(unit.module).__name__}) "
-        f"takes {blocks} blocks of {block} bytes, its parameters of {unit.bytes} bytes, and "
+        f"module '{name or type(module).__name__}' ({type(module).__name__}) "
+        f"takes {blocks} blocks of {block} bytes, its parameters of {nbytes} bytes, and "
         f"the device budget of {offload.budget} bytes has {offload.budget // block}: none is left "
         "to add its gradients while backward holds it. Raise device_bytes, or give a smaller "
         "block_bytes (stepwell.BLOCK_64K)")
@@ -86,11 +97,18 @@ def stays(offload: "Offload", states: int) -> bool:
     used = offload.runtime.tier_stats("device").used_bytes
     if offload.ranks is not None or used < sum(record.tensor.nbytes for record in offload.records):
         return False
-    for unit in offload.units:  # each has separate blocks for gradients and for each state
-        own = [record for record in unit.records if record.unit is unit]
+    owned = [[record for record in unit.records if record.unit is unit] for unit in offload.units]
+    return used + beside(owned, states, offload.block_bytes) <= offload.budget * 15 // 16
+
+
+def beside(owned: Iterable[List[Record]], states: int, block: int) -> int:
+    """Bytes of gradients and states: of the parameters of each unit, separate blocks for gradients
+    and for each state."""
+    found = 0
+    for own in owned:
         gradients = sum(record.elements * record.dtype.itemsize for record in own)
         state = 4 * sum(record.elements for record in own)
         halves = any(record.dtype.itemsize < 4 for record in own)
-        used += sum(-(-each // offload.block_bytes) * offload.block_bytes
-                    for each in [gradients] + [state] * (states + halves))
-    return used <= offload.budget * 15 // 16
+        found += sum(-(-each // block) * block
+                     for each in [gradients] + [state] * (states + halves))
+    return found

@@ -28,8 +28,8 @@ offloads: "weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Any]]" = (
     weakref.WeakKeyDictionary())
 
 
-def checked(model: torch.nn.Module,
-            made: Any = None) -> List[Tuple[str, torch.nn.Parameter]]:
+def checked(model: torch.nn.Module, made: Any = None,
+            devices: Tuple[str, ...] = ("cpu",)) -> List[Tuple[str, torch.nn.Parameter]]:
     """The parameters, each once. Raises if one of them is not supported."""
     _wrappers.check_model(model)
     if model in offloads:
@@ -59,11 +59,11 @@ def checked(model: torch.nn.Module,
         if getattr(parameter, "grad_dtype", parameter.dtype) != parameter.dtype:
             raise TypeError(f"{what} is {parameter.dtype} with grad_dtype={parameter.grad_dtype}: "
                             "a gradient in tiers has the dtype of its parameter")
-        if parameter.device.type != "cpu":
+        if parameter.device.type not in devices:
             raise TypeError(f"{what} is on {parameter.device}; offload takes parameters in memory "
                             "of the CPU in this release")
         address = parameter.untyped_storage().data_ptr()
-        if parameter.numel() and address in storages:
+        if address and parameter.numel() and address in storages:
             raise ValueError(f"{what} and '{storages[address]}' share memory and are not one "
                              "Parameter; tie them by assigning one object to both modules")
         storages[address] = name

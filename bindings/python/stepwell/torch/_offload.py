@@ -22,7 +22,7 @@ from ..errors import BudgetError, BusyError, InvalidError, MismatchError
 from . import _collectives, _optimizer, _tiles, _wrappers
 from ._accesses import Accesses, copies_begin, copies_end
 from ._commits import Commits
-from ._division import cut, stays
+from ._division import SHARE, cut, stays
 from ._gradients import Gradients
 from ._in_backward import InBackward
 from ._lazy import Window
@@ -40,10 +40,10 @@ from ._spill import Spill
 from ._units import Unit, install, uninstall
 
 _Made = TypeVar("_Made")
-_SHARE = 8      # a unit's parameters are at most this fraction of the device budget
 _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame  # type: ignore[attr-defined]
 _task = torch._C._current_graph_task_id
 _thread = threading.get_ident
+
 
 
 class Offload:
@@ -65,7 +65,7 @@ class Offload:
         self.keep_gradients = keep_gradients
         self.budget = budget
         self.block_bytes = block_bytes
-        self.unit_bytes = budget // _SHARE
+        self.unit_bytes = budget // SHARE
         self.copied = _tiles.Copies()
         self.records: List[Record] = []
         self.by_parameter: Dict[int, Record] = {}

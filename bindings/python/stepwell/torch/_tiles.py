@@ -10,7 +10,7 @@ a copy in plain memory.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -96,6 +96,13 @@ class Tile(Record):
 
 def divide(offload: "Offload", module: torch.nn.Module, most: Optional[int]) -> None:
     """Divide the module's weights that do not fit, or are larger than `most` bytes, into tiles."""
+    for owner, record in oversized(offload, module, most):
+        _make(offload, owner, record, most)
+
+
+def oversized(offload: Any, module: torch.nn.Module,
+              most: Optional[int]) -> Iterator[Tuple[torch.nn.Module, Record]]:
+    """The weights to divide, with their modules; each is to have tiles before the next one."""
     if most is not None and offload.ranks is not None:
         raise ValueError("tile_bytes over several ranks: weights that are divided over ranks are "
                          "gathered whole, and not in tiles, in this release; leave it out")
@@ -106,9 +113,9 @@ def divide(offload: "Offload", module: torch.nn.Module, most: Optional[int]) -> 
         own = [offload.by_parameter[id(each)].tensor for each in module._parameters.values()
                if each is not None]
         if (most is not None and record.tensor.nbytes > most) or not offload.runtime.fits(own):
-            _make(offload, module, record, most)
+            yield module, record
     for child in module.children():
-        divide(offload, child, most)
+        yield from oversized(offload, child, most)
 
 
 def why_not(module: torch.nn.Module) -> Optional[str]:
@@ -132,8 +139,8 @@ def why_not(module: torch.nn.Module) -> Optional[str]:
     return None
 
 
-def _make(offload: "Offload", module: torch.nn.Module, record: Record,
-          most: Optional[int]) -> None:
+def ranges(offload: Any, record: Record, most: Optional[int]) -> List[Tuple[int, int]]:
+    """The first row of each tile, and the row after its last."""
     rows, columns = record.size
     row = columns * record.dtype.itemsize
     count = (offload.unit_bytes if most is None else most) // row
@@ -144,8 +151,14 @@ def _make(offload: "Offload", module: torch.nn.Module, record: Record,
     each = -(-rows // -(-rows // count))  # as equal as possible
     if count >= _ROWS:
         each = min(-(-each // _ROWS) * _ROWS, count // _ROWS * _ROWS)
-    tiles = [Tile(record, begin, min(begin + each, rows)) for begin in range(0, rows, each)]
+    return [(begin, min(begin + each, rows)) for begin in range(0, rows, each)]
+
+
+def _make(offload: "Offload", module: torch.nn.Module, record: Record,
+          most: Optional[int]) -> None:
+    tiles = [Tile(record, *rows) for rows in ranges(offload, record, most)]
     if not offload.runtime.fits([tiles[0].tensor]):
+        row = record.size[1] * record.dtype.itemsize
         raise BudgetError(
             f"{record.label()} of {record.tensor.nbytes} bytes does not fit into the device budget "
             f"of {offload.budget} bytes, and neither does a tile of it, which has at least one row "

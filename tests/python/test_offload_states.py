@@ -344,6 +344,112 @@ if HAS_TORCH:
 
 
 @unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")
+class Masters(Same):
+    """The fp32 values of 16-bit parameters survive what saves and resumes."""
+
+    def resumed(self, dtype, resume):
+        """The weights of steps that round to nothing in 16 bits, with a resume after each."""
+        model, optimizer = self.made(dtype)
+        for seed in range(8):
+            torch.manual_seed(seed)
+            model(torch.randn(4, WIDTH, dtype=dtype)).float().square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if resume:
+                model, optimizer = resume(model, optimizer, dtype)
+        weights = [p.detach().clone() for p in model.parameters()]
+        close(model)
+        return weights
+
+    def made(self, dtype, blocks=TIGHT):
+        model = self.model().to(dtype)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        self.offload(model, optimizer, blocks)
+        return model, optimizer
+
+    def test_no_resume_rounds(self):
+        def closed(model, optimizer, dtype):
+            close(model)
+            self.offload(model, optimizer, TIGHT)
+            return model, optimizer
+
+        def loaded(order):
+            def resume(model, optimizer, dtype):
+                file = io.BytesIO()
+                torch.save([model.state_dict(), optimizer.state_dict()], file)
+                close(model)
+                saved = dict(zip("mo", torch.load(io.BytesIO(file.getvalue()))))
+                made = dict(zip("mo", self.made(dtype)))
+                for each in order:
+                    made[each].load_state_dict(saved[each])
+                return made["m"], made["o"]
+            return resume
+        for dtype in torch.bfloat16, torch.float16:
+            straight = self.resumed(dtype, None)
+            for name, resume in (("close", closed), ("model first", loaded("mo")),
+                                 ("optimizer first", loaded("om"))):
+                with self.subTest(name, dtype=dtype):
+                    for ours, expected in zip(self.resumed(dtype, resume), straight):
+                        self.assertTrue(torch.equal(ours, expected))
+
+    def test_weights_that_were_changed_since_are_trained_as_they_are(self):
+        model, optimizer = self.made(torch.bfloat16)
+        step16(model, optimizer, 0)
+        saved = copy.deepcopy(optimizer.state_dict())
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(1.5)
+        expected = [p.detach().clone() for p in model.parameters()]
+        optimizer.load_state_dict(saved)
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        optimizer.param_groups[0]["lr"] = 0.
+        optimizer.step()
+        for p, value in zip(model.parameters(), expected):
+            self.assertTrue(torch.equal(p, value))
+
+    def test_plain_torch_ignores_them(self):
+        model, optimizer = self.made(torch.bfloat16)
+        step16(model, optimizer, 0)
+        saved = copy.deepcopy(optimizer.state_dict())
+        self.assertEqual({"master_param"}, set(saved["state"][0]) - {"step", "exp_avg",
+                                                                     "exp_avg_sq"})
+        twin = self.model().to(torch.bfloat16)
+        other = torch.optim.AdamW(twin.parameters(), lr=1e-4)
+        other.load_state_dict(saved)
+        step16(twin, other, 1)
+
+    def test_a_checkpoint_does_not_change_the_form_in_which_they_are_kept(self):
+        model, optimizer = self.made(torch.bfloat16, RESIDENT)
+        step16(model, optimizer, 0)
+        runtime = stepwell.torch.offloaded(model).runtime
+        runtime.drain()
+        before = runtime.tier_stats("device").used_bytes
+        copy.deepcopy(optimizer.state_dict())
+        self.assertEqual(runtime.tier_stats("device").used_bytes, before)
+
+    def test_files_of_safetensors_have_them_by_option(self):
+        model, optimizer = self.made(torch.bfloat16)
+        for seed in range(3):
+            step16(model, optimizer, seed)
+        masters = [state["master_param"] for state in optimizer.state_dict()["state"].values()]
+        with tempfile.TemporaryDirectory(dir=".") as folder:
+            stepwell.torch.save_safetensors(model, folder, masters=True)
+            twin = self.model()
+            stepwell.torch.load_safetensors(twin, folder)
+        for p, ours, master in zip(twin.parameters(), model.parameters(), masters):
+            self.assertTrue(torch.equal(p, master))
+            self.assertTrue(torch.equal(p.bfloat16(), ours))
+
+
+def step16(model, optimizer, seed):
+    torch.manual_seed(seed)
+    model(torch.randn(4, WIDTH, dtype=torch.bfloat16)).float().square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")
 class OwnCode(Same):
     """Optimizers without a kernel."""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
 import torch
 
 from .._group import engines
-from ._lazy import READ, READ_WRITE, Lazy, Source
+from ._lazy import READ, READ_WRITE, Lazy, Source, collectives
 from ._records import Offloaded, Record
 
 if TYPE_CHECKING:
@@ -71,6 +71,9 @@ def of_lazies(func: Any, args: Any, kwargs: Any) -> Any:
     finally:
         _end(pins)
     return args[0] if func._schema.name.endswith("_") else result
+
+
+collectives.append(of_lazies)
 
 
 def _call(run: Callable[..., Any], op: Any, args: Any) -> Any:

@@ -21,6 +21,7 @@ from .. import _abi, _waiting
 from .._library import lib
 from ..errors import check
 from ._commits import extra_states
+from ._lazy import Lazy
 from ._offload import Size, size_of
 from ._records import READ, Offloaded, Record, read, write
 from ._streams import PART_BYTES, Place, Reader, Writer
@@ -237,14 +238,15 @@ def _entry(descriptor: int, path: str, at: int, size: int, dtype: str, shape: Li
 # -- saving ---------------------------------------------------------------------------------------
 
 def save_safetensors(model: torch.nn.Module, path: Path, *,
-                     max_shard_bytes: Size = "50GiB") -> None:
+                     max_shard_bytes: Size = "50GiB", masters: bool = False) -> None:
     """Save a model's parameters and buffers for load_safetensors(), safetensors and transformers
     (which needs model.config.save_pretrained(path), too).
 
     path: a folder, created if necessary, for model.safetensors, or for several files of at most
     max_shard_bytes and model.safetensors.index.json; or the name of one file, ending in
     ".safetensors". Names are those of state_dict(), the first one if a parameter has several.
-    dtypes are the model's. Files are written under other names, flushed, and renamed when all are
+    dtypes are the model's; masters: parameters of 16 bits that a kernel updates have their fp32
+    masters instead, from which a run goes on without rounding. Files are written under other names, flushed, and renamed when all are
     complete: until then a reader finds the old model, or nothing. A folder whose shards are
     replaced has both for a moment. It uses 10 MiB of plain memory at a time.
     """
@@ -253,7 +255,8 @@ def save_safetensors(model: torch.nn.Module, path: Path, *,
     for name, value in state.items():
         first.setdefault(id(value), name)
     tied = {name: first[id(value)] for name, value in state.items() if first[id(value)] != name}
-    state = {name: value for name, value in state.items() if name not in tied}
+    state = {name: _master(value) if masters else value
+             for name, value in state.items() if name not in tied}
     for name, value in state.items():
         if value.dtype not in _NAMES:
             raise ValueError(f"'{name}' is {value.dtype}, which a file of safetensors has not")
@@ -282,6 +285,17 @@ def save_safetensors(model: torch.nn.Module, path: Path, *,
     if folder == path:
         _remove_others(folder, set(files))
     _flush(folder)
+
+
+def _master(value: torch.Tensor) -> torch.Tensor:
+    """The fp32 master of a parameter, or what is saved where it has none."""
+    record = value._stepwell if isinstance(value, Offloaded) else None
+    steps = getattr(record.offload.optimizer, "_stepwell", None) if record is not None else None
+    if not hasattr(steps, "master_of"):
+        return value
+    steps.prepare()
+    found = steps.master_of(record)
+    return value if found is None else found.lazy()
 
 
 def _temporary(folder: str, name: str, files: Dict[str, str]) -> str:
@@ -360,14 +374,18 @@ def _streamed(value: torch.Tensor) -> Any:
 
 def _save(file: Writer, value: torch.Tensor, ahead: _Ahead) -> None:
     record, begin = _streamed(value), 0
-    if record is None:
+    master = (value._source if isinstance(value, Lazy) and value.is_contiguous() else None)
+    if record is None and master is None:
         whole = (read(value._stepwell.tensor, value.size(), value._stepwell.stride, value.dtype)
-                 if isinstance(value, Offloaded) else value.detach()).reshape(-1)
+                 if isinstance(value, Offloaded) else value.detach().clone()
+                 if isinstance(value, Lazy) else value.detach()).reshape(-1)
     for memory in file.room(value.numel() * value.element_size()):
         part = torch.frombuffer(memory, dtype=value.dtype)
         if record is not None:
             ahead(record, begin)
             _copy(lib.stw_tensor_read, record, part, begin)
+        elif master is not None:
+            master.read(part, begin)
         else:
             part.copy_(whole[begin:begin + len(part)])
         begin += len(part)

@@ -28,6 +28,8 @@ _OVERWRITES = {
     torch.ops.aten.fill_.Tensor, torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default,
 }
 
+collectives: List[Any] = []  # what _collectives.py has for operations of torch.distributed
+
 
 class Source:
     """The bytes behind lazy tensors, of a tensor in tiers or of memory that took its place."""
@@ -105,8 +107,7 @@ class Lazy(torch.Tensor):
         if form is None:
             form = _forms[func] = _form_of(func)
         if form.collective:
-            from ._collectives import of_lazies
-            return of_lazies(func, args, kwargs)
+            return collectives[0](func, args, kwargs)
         if form.view and type(args[0]) is Lazy:
             return _viewed(func, args, kwargs)
         if form.reshapes:

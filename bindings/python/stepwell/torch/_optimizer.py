@@ -24,7 +24,9 @@ from ._lazy import Lazy, Window, alone
 from ._records import (
     CONSUMED, DTYPES, TRAINED, Record, memory_order, own_grad, set_own_grad, write,
 )
-from ._states import CountSource, ParameterState, States, StateSource, copied, parts
+from ._states import (
+    CountSource, MasterSource, ParameterState, States, StateSource, copied, parts,
+)
 
 if TYPE_CHECKING:
     from ._offload import Offload
@@ -265,9 +267,16 @@ def _in_memory(states: States) -> Any:
     found: Any = collections.defaultdict(dict)
     for parameter, state in states.items():
         found[parameter] = {
-            name: value._source.plain if isinstance(value, Lazy) and value.size()
-            == value._source.size else copied(value) for name, value in parts(state)}
+            name: _settled(value) for name, value in parts(state)}
     return found
+
+
+def _settled(value: Any) -> Any:
+    """The memory that an object of a state has from now on."""
+    if not isinstance(value, Lazy):
+        return value
+    value._source.settle()
+    return value.in_memory()
 
 
 class Steps:
@@ -365,11 +374,15 @@ class Steps:
         raise NotImplementedError
 
     def state_dict(self) -> Dict[str, Any]:
-        self.settle()
+        self.prepare()
         made = self.before.state_dict(self.optimizer)
         made["state"] = {key: self.saved(value) if isinstance(value, ParameterState) else value
                          for key, value in made["state"].items()}
         return made  # type: ignore[no-any-return]
+
+    def prepare(self) -> None:
+        """The states are about to be saved."""
+        self.settle()
 
     def saved(self, state: ParameterState) -> Dict[Any, Any]:
         """A parameter's part of state_dict()."""
@@ -393,6 +406,7 @@ class KernelSteps(Steps):
         self.counts = type(optimizer) is not torch.optim.SGD  # whether torch has a state "step"
         self._changed: Dict[Record, ParameterState] = {}  # by the program, and not in the kernel
         self._pending = False   # an update may still be under way
+        self._masters: Dict[Record, torch.Tensor] = {}  # loaded, for the next update
         self.kernel = Kernel(offload.runtime, kind.algorithm(group), kind.hyper(group),
                              name="optimizer", durable=offload.commits is not None,
                              torch_order=torch_order(optimizer))
@@ -463,6 +477,8 @@ class KernelSteps(Steps):
         self._add(due)
         if self._changed:
             self.settle()
+        if self._masters:
+            self._give_masters()
         for keep in (False, True):  # a gradient with its own place keeps it
             tensors = [record.tensor for _, record in due
                        if (self.offload.keep_gradients or record.place is not None) == keep]
@@ -508,8 +524,46 @@ class KernelSteps(Steps):
                            record.stride, torch.float32, owned=False).lazy()
 
     def state_set(self, state: ParameterState, name: Any) -> None:
-        if name in self.names or name in ("step", MASTER):
+        if name == MASTER:
+            value = dict.pop(state, MASTER, None)
+            if isinstance(value, torch.Tensor) and tuple(value.size()) == state.record.size:
+                self._masters[state.record] = copied(value).detach().float()
+        elif name in self.names or name == "step":
             self._changed[state.record] = state
+
+    def master_of(self, record: Record) -> Optional[MasterSource]:
+        """The fp32 values that updates of a 16-bit parameter go on from, if there are any."""
+        if record.dtype.itemsize >= 4 or record.group < 0 or self.offload.ranks is not None \
+                or not record.elements or not self.count(record):
+            return None
+        return MasterSource(record, self.kernel)
+
+    def prepare(self) -> None:
+        self.settle()
+        self._give_masters()
+
+    def _give_masters(self) -> None:
+        """Go on from the masters that were loaded, where the weights are still the values of them
+        in their dtype: other weights have been changed since, as plain torch would train them."""
+        masters, self._masters = self._masters, {}
+        for record, values in masters.items():
+            if record.group < 0:
+                continue
+            now = self.offload.accesses.copy_of(record)
+            own = now.float()
+            MasterSource(record, self.kernel).write(
+                torch.where(values.to(record.dtype) == now, values, own))
+
+    def saved(self, state: ParameterState) -> Dict[Any, Any]:
+        master = self.master_of(state.record)
+        return {**super().saved(state), **({} if master is None else {MASTER: master.lazy()})}
+
+    def restore(self) -> None:
+        for state in self.state.values():
+            master = self.master_of(state.record) if isinstance(state, ParameterState) else None
+            if master is not None:
+                state.show(MASTER, master.lazy())
+        super().restore()
 
     def settle(self) -> None:
         """Give the kernel the states that the program has assigned."""
@@ -553,7 +607,7 @@ class KernelSteps(Steps):
             state.show("step", CountSource(self, record).lazy())
 
     def kept(self) -> Dict[str, Any]:
-        self.settle()
+        self.prepare()
         return {**super().kept(), "added": [record.name for _, record in self.records()
                                             if record.group >= 0]}
 

@@ -14,7 +14,7 @@ import torch
 
 from .._tensor import Tensor
 from ._lazy import Lazy, Source
-from ._records import Record, read
+from ._records import Record, flat, read
 
 _clone = torch.ops.aten.clone.default
 
@@ -108,6 +108,54 @@ class CountSource(Source):
     def settle(self) -> None:
         if self.plain is None:
             self.plain = torch.tensor(float(self._steps.count(self.record)))
+
+
+class MasterSource(Source):
+    """The fp32 values of a parameter of 16 bits, which its kernel updates; not part of
+    optimizer.state, but of state_dict()."""
+
+    __slots__ = ("record", "_kernel")
+
+    def __init__(self, record: Record, kernel: Any) -> None:
+        super().__init__(record.offload, record.size, record.stride, torch.float32)
+        self.record = record
+        self._kernel = kernel
+
+    @property
+    def owner(self) -> Record:
+        return self.record
+
+    @property
+    def copied(self) -> bool:
+        return True
+
+    def label(self) -> str:
+        return f"the fp32 master of {self.record.label()}"
+
+    def memory(self, write: bool, whole: bool) -> torch.Tensor:
+        if self.plain is not None:
+            return self.plain
+        memory = torch.empty_strided(self.size, self.stride, dtype=torch.float32)
+        self.read(memory.as_strided((memory.numel(),), (1,)), 0)
+        return memory
+
+    def read(self, memory: torch.Tensor, begin: int) -> None:
+        """Copy elements in the order of the parameter's memory."""
+        self._kernel.read_master(self.record.tensor, memory, begin, memory.numel())
+
+    def used(self, memory: torch.Tensor, result: Any, wrote: bool) -> None:
+        if wrote and self.plain is None:
+            self.write(memory)
+
+    def write(self, values: torch.Tensor) -> None:
+        """Set the master, and the parameter to the nearest values of its dtype."""
+        self.record.thaw(by_view=False)
+        self._kernel.write_master(self.record.tensor, flat(values, self.stride))
+        self.record.changes += 1
+
+    def settle(self) -> None:
+        if self.plain is None:
+            self.plain = self.memory(False, False)
 
 
 class ParameterState(Dict[Any, Any]):

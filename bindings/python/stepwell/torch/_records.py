@@ -400,8 +400,10 @@ class Offloaded(torch.nn.Parameter):
                 f"grad_dtype = {dtype} of {self._stepwell.label()}, which is {self.dtype}: a "
                 "gradient in tiers has the dtype of its parameter")
 
-    def set_(self, *_: Any, **__: Any) -> Any:  # type: ignore[override]
-        raise _replaced(self, "set_()")
+    def set_(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        if self._stepwell.offload.making is None:
+            raise _replaced(self, "set_()")
+        return super().set_(*args, **kwargs)  # as parametrizations do in a constructor
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> torch.nn.Parameter:
         """A plain parameter with its own memory."""

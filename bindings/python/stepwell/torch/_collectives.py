@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import datetime
-import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
 
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 
 _Off = torch._C.DisableTorchFunctionSubclass
 _INPUTS = ("input", "inputs", "input_tensor", "input_tensors", "input_list")
+_ABOVE = (torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradCPU)
+          | torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView))
 _known: "weakref.WeakSet[Offload]" = weakref.WeakSet()
 _pins: "Dict[Any, _Pin]" = {}  # by the record of a parameter, or the source of lazy tensors
 _open: Dict[Any, None] = {}  # every Work that was not waited for
@@ -38,22 +39,23 @@ def install(offload: "Offload") -> None:
         return
     _work = _work_class()
     _library = torch.library.Library("c10d", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about kernels that are replaced
-        for name in torch._C._dispatch_get_all_op_names():
-            if name.startswith("c10d::"):
-                op = getattr(torch.ops.c10d, name[6:]).default
-                if op._schema.returns and "Work" in str(op._schema.returns[-1].type):
-                    _library.impl(name[6:], _kernel(op), "CPU", with_keyset=True)
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("c10d::"):
+            op = getattr(torch.ops.c10d, name[6:]).default
+            if op._schema.returns and "Work" in str(op._schema.returns[-1].type):
+                for key in "AutogradCPU", "ADInplaceOrView":  # the second in inference mode
+                    _library.impl(name[6:], _kernel(op), key)
 
 
 def _kernel(op: Any) -> Callable[..., Any]:
-    plain = torch.library.get_kernel(op, "CPU")
+    def plain(*args: Any, **kwargs: Any) -> Any:  # without the GIL, which a worker may need
+        with torch._C._ExcludeDispatchKeyGuard(_ABOVE), _Off():
+            return op(*args, **kwargs)
 
-    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
         if getattr(engines, "running", False):  # for a group of ranks, whose memory is pinned
-            return plain.call_boxed(keys, *args, **kwargs)
-        return _call(lambda *shown: plain.call_boxed(keys, *shown, **kwargs), op, args)
+            return plain(*args, **kwargs)
+        return _call(lambda *shown: plain(*shown, **kwargs), op, args)
     return kernel
 
 

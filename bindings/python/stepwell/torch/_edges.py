@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.autograd.grad() and backward(inputs=) of parameters in tiers.
 
-They need to know where in the graph a parameter is, not its bytes. Each parameter is replaced by its
-gradient edge, so nothing is pinned and the nodes that run fetch what they need.
+They need to know where in the graph a parameter is, not its bytes. Each parameter is replaced by
+its gradient edge, so nothing is pinned and the nodes that run fetch what they need.
 """
 from __future__ import annotations
 

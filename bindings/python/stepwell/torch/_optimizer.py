@@ -148,7 +148,10 @@ class Streamed:
         self._stepwell.state.replace(values)
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._stepwell.step(args, kwargs)
+        steps = self._stepwell
+        if steps.offload.inside():
+            return steps.step(args, kwargs)
+        return steps.offload.alone(steps.step, args, kwargs)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._stepwell.offload.mark()
@@ -690,12 +693,12 @@ class OwnSteps(Steps):
 
     def _run(self, args: Any, kwargs: Any) -> Any:
         offload = self.offload
-        offload.window = Window(offload)
+        window = offload.window = Window(offload)
         try:
             return _plain(self.before.step)(self.optimizer, *args, **kwargs)
         finally:
-            offload.window.end()
             offload.window = None
+            window.end()
             self.settle()
 
     def _consume(self, records: List[Record]) -> None:

@@ -469,6 +469,9 @@ optimizer.load_state_dict(part)""", ""),
     "close and offload": ("before", """optimizer.zero_grad()
 offload.close()
 offload(model, optimizer)""", ""),
+    "commit and resume": ("before", """optimizer.zero_grad()
+model, optimizer = offload.again(model, optimizer, make, optimizer_of)
+params = list(model.parameters())""", ""),
     # between forward and backward
     "autograd.grad": ("forward", """see("autograd", torch.autograd.grad(
     total, [p for p in model.parameters() if p.requires_grad], retain_graph=True,
@@ -593,7 +596,9 @@ class Draw:
         late = "[params.pop()]" if "add a group" in names else "[]"
         lines = [_HEAD, MODELS[self.model].strip(), define.rstrip(), "", "torch.manual_seed(1)",
                  "model = make()", "params = list(model.parameters())", f"late = {late}",
-                 f"optimizer = {make}", "offload(model, optimizer)"]
+                 "", "def optimizer_of(params):", f"    return {make}", "",
+                 "optimizer = optimizer_of(params)",
+                 f"offload(model, optimizer{', store=True' * ('commit and resume' in names)})"]
         lines += dict.fromkeys(THINGS[name][2] for step in self.steps for name in step
                                if THINGS[name][2])
         for at, step in enumerate(self.steps):
@@ -644,19 +649,42 @@ class _Offload:
     """What the program calls as offload(); options None: the plain run."""
 
     def __init__(self, options):
-        self.options, self.model, self.directory = options, None, None
+        self.options, self.model, self.directory, self.store = options, None, None, False
 
-    def __call__(self, model, optimizer):
+    def __call__(self, model, optimizer, store=False, resume=False):
         if self.options is None:
             return
         options = dict(self.options)
+        self.store = store or self.store
+        if self.store:
+            options.update(nvme_bytes=48 << 20, store_name="run", resume=resume,
+                           overwrite=not resume)
         if "nvme_bytes" in options:
-            self.directory = tempfile.TemporaryDirectory(prefix="stepwell-draw-", dir=".")
+            if self.directory is None:
+                self.directory = tempfile.TemporaryDirectory(prefix="stepwell-draw-", dir=".")
             options["nvme"] = stepwell.Nvme(self.directory.name, options.pop("nvme_bytes"),
                                             driver_options="allow_tmpfs=1")
         self.model = None
         stepwell.torch.offload(model, optimizer, timeout=20, **options)
         self.model = model
+
+    def again(self, model, optimizer, make, optimizer_of):
+        """Save and load both, as another process would."""
+        made = make()
+        optimizes = optimizer_of(list(made.parameters()))
+        if self.options is None:
+            made.load_state_dict(model.state_dict())
+            # Not by load_state_dict(), which rounds states of 16-bit parameters.
+            for before, after in zip(optimizer.param_groups, optimizes.param_groups, strict=True):
+                for old, new in zip(before["params"], after["params"], strict=True):
+                    if old in optimizer.state:
+                        optimizes.state[new] = copy.deepcopy(optimizer.state[old])
+                after.update({key: before[key] for key in before if key != "params"})
+        else:
+            stepwell.torch.offloaded(model).commit()
+            stepwell.torch.offloaded(model).close()
+            self(made, optimizes, resume=True)
+        return made, optimizes
 
     def close(self):
         if self.model is not None:

@@ -81,7 +81,8 @@ class Property(unittest.TestCase):
                 if len(failed) >= REPORTED:
                     break
         print(dict(counts))
-        self.assertFalse(failed, "\n\n".join(failed))
+        if failed:
+            self.fail("\n\n".join(failed))
         self.assertGreater(counts["equal"], DRAWS // 2, counts)
 
     def test_every_thing_that_a_loop_does_runs_in_plain_torch(self):

@@ -8,6 +8,7 @@ import collections
 import importlib.util
 import os
 import unittest
+from unittest import mock
 
 import support
 
@@ -16,6 +17,7 @@ if HAS_TORCH:
     import torch
 
     import offload_programs as programs
+    from stepwell.torch import _optimizer
 
 DRAWS = int(os.environ.get("STEPWELL_DRAWS", "200"))
 SEED = int(os.environ.get("STEPWELL_SEED", "1"))
@@ -84,6 +86,20 @@ class Property(unittest.TestCase):
         if failed:
             self.fail("\n\n".join(failed))
         self.assertGreater(counts["equal"], DRAWS // 2, counts)
+
+    def test_a_planted_fault_is_found_and_its_program_reduced(self):
+        kind = _optimizer._KINDS[torch.optim.AdamW]
+        right = kind.hyper
+        draw = programs.Draw("frozen", "AdamW", "tight", [
+            ["average", "clip values"], ["learning rate", "scale gradients"], []])
+        self.assertEqual(programs.judge(draw), ("equal", ""))
+        with mock.patch.object(kind, "hyper",  # as it was at first
+                               lambda group: right({**group, "lr": 0.01})):
+            least = programs.shrunk(draw)
+            self.assertRegex(programs.judge(least)[1], "^(loss|model) .* in plain torch")
+        self.assertEqual(sum(least.steps, []), ["learning rate"])
+        self.assertEqual((least.model, least.budget), ("stack", "resident"))
+        self.assertIn('group["lr"] *= 0.5', least.text())
 
     def test_every_thing_that_a_loop_does_runs_in_plain_torch(self):
         for name in programs.THINGS:

@@ -31,12 +31,7 @@ if HAS_TORCH:
 SAMPLES = 6  # of a module, in each mode
 
 # Optimizers whose state_dict() differs from plain torch's yet.
-LEFT_OUT = {
-    "SGD": "states that torch does not have",
-    "Adagrad": "counts are one behind",
-    "Adam": "the same",
-    "AdamW": "the same",
-}
+LEFT_OUT = {}
 REFUSED = {"LBFGS": "works on all parameters at once"}
 FAILS_IN_PLAIN_TORCH = {"SparseAdam"}  # with dense gradients
 

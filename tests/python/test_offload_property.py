@@ -24,45 +24,7 @@ SEED = int(os.environ.get("STEPWELL_SEED", "1"))
 REPORTED = 3  # failing draws after which a run ends
 
 # Names that no draw contains yet, since programs with them give other numbers than plain torch.
-LEFT_OUT = {
-    # optimizers and models
-    "SGD": "states that torch does not have",
-    "Adagrad": "no states before a step",
-    "Counts": "its own code runs once for each parameter",
-    "Norm": "the same",
-    "Lookahead": "the same",
-    "Modes": "its eval() sees no states",
-    "Adafactor": "it keeps a value of the first dtype for later parameters",
-    "scalars": "a parameter without elements has no gradient and no state",
-    # states
-    "count states": "optimizer.state is empty",
-    "read states": "the same",
-    "write states": "the same",
-    "clear the state": "the same",
-    "new state": "the same",
-    "drop a state": "the same",
-    "load": "a state of before the first step resets nothing",
-    "load an early state": "the same",
-    "load a part": "the same",
-    "see the optimizer": "counts are those of the step before",
-    "see the optimizer after it": "the same",
-    "state within a step": "the same",
-    "step twice": "the second step does nothing",
-    "closure": "own code that ignores a closure must not call it",
-    # gradients
-    "zeros": "None instead of zeros",
-    "the model's zeros": "the same",
-    "zero_": "the same",
-    "keep gradients": "gradients that a step consumed are None after close()",
-    "set rows": "a view of a gradient that is evicted loses what is written",
-    "write through a view": "the same",
-    "write through a transpose": "the same",
-    "write data of gradients": "the same",
-    "write detached gradients": "the same",
-    "look at held gradients": "a gradient that is held ends with zero_grad()",
-    "autograd.grad": "a KeyError if the parameters do not fit together",
-    "unfreeze": "a BusyError in backward with update_in_backward",
-}
+LEFT_OUT = {}
 
 
 @unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")

@@ -7,6 +7,7 @@ and cannot be done on bytes in tiers (another memory, another shape in place) is
 """
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 READ, READ_WRITE, WRITE = Access.READ, Access.READ_WRITE, Access.WRITE
 
+_numbers = itertools.count()
 _detach_in_place = torch.ops.aten.detach_.default
 # Operations that write all elements of their first argument and read none of them.
 _OVERWRITES = {
@@ -43,7 +45,7 @@ class Source:
         self.stride = stride
         self.dtype = dtype
         self.plain: Optional[torch.Tensor] = None  # instead of the tiers, after close()
-        offload.sources.add(self)
+        offload.sources[next(_numbers)] = self
 
     @property
     def owner(self) -> Any:
@@ -131,6 +133,9 @@ class Lazy(torch.Tensor):
 
     @data.setter
     def data(self, data: torch.Tensor) -> None:
+        if isinstance(data, Lazy) and data._source is self._source and (
+                _geometry(data) == _geometry(self)):  # as by Module.to() when nothing is moved
+            return
         if data.size() != self.size() or data.dtype != self.dtype:
             raise RuntimeError(
                 f"data of {tuple(data.size())}, {data.dtype} for {self._source.label()} of "
@@ -271,6 +276,10 @@ def _run(func: Any, args: Any, kwargs: Any, form: _Form) -> Any:
     for source, write in wanted.items():
         source.used(memories[source], result, write)
     return _returned(result, shown)
+
+
+def _geometry(lazy: Lazy) -> Any:
+    return lazy.size(), lazy.stride(), lazy.storage_offset(), lazy.dtype
 
 
 def _elements(source: Source) -> int:

@@ -83,7 +83,7 @@ class Offload:
         self.ranks: Optional[Ranks] = Ranks(self) if ranks > 1 else None
         self.spill: Optional[Spill] = None  # if saved tensors may be moved to nvme
         self.held: List[Unit] = []  # released at the next mark
-        self.sources: Any = weakref.WeakSet()  # of lazy tensors
+        self.sources: Any = weakref.WeakValueDictionary()  # of lazy tensors, in their order
         self.window: Optional[Window] = None  # during a step by an optimizer's own code
         self.ended: List[Any] = []  # tensors that nothing refers to any more
         self._addresses: List[torch.Tensor] = []  # given out since the last mark
@@ -379,11 +379,12 @@ class Offload:
         if self.model is not None:
             self.let_go(self.model)
         for record in self.records:
-            gradient = (record.gradient_copy() if record.has_gradient and not record.spent
-                        else own_grad(record.parameter))
+            gradient = (own_grad(record.parameter) if not record.has_gradient
+                        else record.grad_source().end() if record.spent
+                        else record.gradient_copy())
             record.restore()
             record.parameter.grad = gradient
-        for source in list(self.sources):
+        for source in list(self.sources.values()):
             source.settle()
         if hasattr(self.optimizer, "_stepwell"):
             _optimizer.restore(self.optimizer)

@@ -141,7 +141,10 @@ class Streamed:
     @property
     def state(self) -> Any:
         steps = self.__dict__.get("_stepwell")
-        return self.__dict__["state"] if steps is None else steps.state
+        if steps is None:
+            return self.__dict__["state"]
+        steps.look()
+        return steps.state
 
     @state.setter
     def state(self, values: Any) -> None:
@@ -353,6 +356,9 @@ class Steps:
 
     # -- states -----------------------------------------------------------------------------------
 
+    def look(self) -> None:
+        """Somebody looks at optimizer.state."""
+
     def read_state(self, state: ParameterState, name: Any) -> None:
         """The program reads an entry."""
 
@@ -409,6 +415,7 @@ class KernelSteps(Steps):
         self.counts = type(optimizer) is not torch.optim.SGD  # whether torch has a state "step"
         self._changed: Dict[Record, ParameterState] = {}  # by the program, and not in the kernel
         self._pending = False   # an update may still be under way
+        self._unsure: Dict[Record, None] = {}  # over ranks: updated if any rank had a gradient
         self._masters: Dict[Record, torch.Tensor] = {}  # loaded, for the next update
         self.kernel = Kernel(offload.runtime, kind.algorithm(group), kind.hyper(group),
                              name="optimizer", durable=offload.commits is not None,
@@ -423,11 +430,13 @@ class KernelSteps(Steps):
             self._set_hyper(group)
             fresh = [record for at, record in pairs if at == group and record.group < 0]
             if fresh:
+                self.finish()
                 self.offload.room(self.kernel.add_many, [
                     (record.tensor, record.make_gradient()) for record in fresh], group=group)
             for record in fresh:
                 record.group = group
-                self._changed.setdefault(record, self.state.shown(record))
+                if record.parameter in self.state:
+                    self._changed.setdefault(record, self.state.shown(record))
             for at, record in pairs:
                 if at == group and record.group != group:
                     raise RuntimeError(
@@ -492,25 +501,44 @@ class KernelSteps(Steps):
             record.changes += 1
             record.spent = not self.offload.keep_gradients
             if not self.state.get(record.parameter):
-                self._show(record)
+                if self.offload.ranks is None:
+                    self._show(record)
+                else:
+                    self._unsure[record] = None
+            if not record.elements and self.counts:  # a kernel counts updates of elements
+                self.state[record.parameter]["step"].add_(1)
 
     def may_be_empty(self, every: List[Tuple[int, Record]]) -> Set[Record]:
         return {record for _, record in every}
 
-    update_early = update  # a queued step waits for its room after the call
+    def update_early(self, due: List[Tuple[int, Record]]) -> None:
+        # A queued step waits for its room after the call; parameters are added between steps.
+        known = [(group, record) for group, record in due if record.group >= 0]
+        if known:
+            self.update(known)
 
     # -- states -----------------------------------------------------------------------------------
 
     def count(self, record: Record) -> int:
         """The number of its updates, those under way included."""
+        self.finish()
+        return self.kernel.count(record.tensor) if record.group >= 0 else 0
+
+    def finish(self) -> None:
+        """Wait for the updates under way."""
         if self._pending:
             self.offload.runtime.drain()
             self._pending = False
-        return self.kernel.count(record.tensor) if record.group >= 0 else 0
 
     def set_count(self, record: Record, count: int) -> None:
         self.count(record)  # no update may be under way
         self.kernel.set_count(record.tensor, count)
+
+    def look(self) -> None:
+        unsure, self._unsure = self._unsure, {}
+        for record in unsure:
+            if self.count(record) and not self.state.get(record.parameter):
+                self._show(record)
 
     def _show(self, record: Record) -> None:
         """Make the entries that torch has after the first update."""
@@ -518,7 +546,8 @@ class KernelSteps(Steps):
             return
         state = self.state.shown(record)
         if self.counts:
-            state.show("step", CountSource(self, record).lazy())
+            state.show("step", CountSource(self, record).lazy() if record.elements
+                       else torch.zeros(()))
         for name, own in self.names.items():
             state.show(name, self._lazy(record, name, own))
 
@@ -542,6 +571,7 @@ class KernelSteps(Steps):
         return MasterSource(record, self.kernel)
 
     def prepare(self) -> None:
+        self.look()
         self.settle()
         self._give_masters()
 
@@ -562,6 +592,7 @@ class KernelSteps(Steps):
         return {**super().saved(state), **({} if master is None else {MASTER: master.lazy()})}
 
     def restore(self) -> None:
+        self.prepare()
         for state in self.state.values():
             master = self.master_of(state.record) if isinstance(state, ParameterState) else None
             if master is not None:
@@ -572,7 +603,7 @@ class KernelSteps(Steps):
         """Give the kernel the states that the program has assigned."""
         changed, self._changed = self._changed, {}
         for record, state in changed.items():
-            if record.group >= 0:  # else the entries wait until it is added
+            if record.group >= 0 and record.elements:  # else the entries stay as they are
                 self._give(record, state)
 
     def _give(self, record: Record, state: ParameterState) -> None:

@@ -542,6 +542,9 @@ class GradSource(Source):
         if self.plain is not None:
             return self.plain
         record = self.record
+        if not record.elements or whole and self._state is _Gradient.GONE:
+            self.plain = torch.empty_strided(self.size, self.stride, dtype=self.dtype)
+            return self.plain
         if self._state is _Gradient.MOVED:
             assert self._moved is not None
             return self.fetch(self._moved, write, whole).as_strided(self.size, self.stride, 0)
@@ -553,8 +556,7 @@ class GradSource(Source):
         if self._state is _Gradient.GONE or record.spent or record.gradient is None:
             raise RuntimeError(
                 f"{self.label()} was "
-                f"{'dropped' if self._state is _Gradient.GONE else CONSUMED}: use it before "
-                "optimizer.step(), or offload with keep_gradients=True")
+                f"{CONSUMED}: use it before optimizer.step(), or offload with keep_gradients=True")
         if record.large:
             return record.offload.copied.of(record.gradient, record.size, record.stride,
                                             record.dtype)
@@ -590,6 +592,12 @@ class GradSource(Source):
         values = record.gradient_copy() if record.large else self.memory(False, False)
         write(moved, values, self.stride)
         self._moved, self._state = moved, _Gradient.MOVED
+
+    def end(self) -> Lazy:
+        """What `.grad` is after close() if an update has consumed it: every use is refused, until
+        all of it is written."""
+        self._state = _Gradient.GONE
+        return self.lazy()
 
     def settle(self) -> None:
         if self.plain is None and self._state is _Gradient.MOVED:

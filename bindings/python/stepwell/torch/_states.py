@@ -47,6 +47,8 @@ class StateSource(Source):
         if self.plain is not None:
             return self.plain
         assert self.tensor is not None
+        if not self.record.elements:
+            return torch.empty_strided(self.size, self.stride, dtype=self.dtype)
         if self.record.large:
             return self.offload.copied.of(self.tensor, self.size, self.stride, self.dtype)
         return self.fetch(self.tensor, write, whole).as_strided(self.size, self.stride, 0)

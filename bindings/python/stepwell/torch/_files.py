@@ -246,9 +246,10 @@ def save_safetensors(model: torch.nn.Module, path: Path, *,
     max_shard_bytes and model.safetensors.index.json; or the name of one file, ending in
     ".safetensors". Names are those of state_dict(), the first one if a parameter has several.
     dtypes are the model's; masters: parameters of 16 bits that a kernel updates have their fp32
-    masters instead, from which a run goes on without rounding. Files are written under other names, flushed, and renamed when all are
-    complete: until then a reader finds the old model, or nothing. A folder whose shards are
-    replaced has both for a moment. It uses 10 MiB of plain memory at a time.
+    masters instead, from which a run goes on without rounding. Files are written under other names,
+    flushed, and renamed when all are complete: until then a reader finds the old model, or nothing.
+    A folder whose shards are replaced has both for a moment. It uses 10 MiB of plain memory at a
+    time.
     """
     path, state = os.fspath(path), _stated(model, True)
     first: Dict[int, str] = {}

@@ -11,6 +11,7 @@ import io
 import tempfile
 import unittest
 import unittest.mock
+import warnings
 
 import support
 
@@ -239,6 +240,33 @@ class State(Same):
             optimizer.param_groups[0].update(change)
             with self.assertRaisesRegex(RuntimeError, text):
                 step(model, optimizer, 1)
+
+    def test_what_was_taken_of_a_parameter_before_a_step_has_its_new_values(self):
+        takes = {"data": lambda p: p.data, "view": lambda p: p.detach().view(-1)[3:],
+                 "numpy": lambda p: p.detach().numpy()}
+        for name, take in takes.items():
+            def program(model, optimizer):
+                held = [take(p) for p in model.parameters()]
+                seen = []
+                for seed in range(8):
+                    torch.manual_seed(seed)
+                    model(torch.randn(4, WIDTH)).square().mean().backward()
+                    optimizer.step()  # its updates go on after the call
+                    seen.append([float(each.sum()) for each in held])
+                    optimizer.zero_grad()
+                return seen
+            with self.subTest(name):
+                self.same(torch.optim.AdamW, program)
+
+    def test_an_optimizer_that_offload_was_not_given_is_warned_of(self):
+        model = self.model()
+        self.offload(model, None, TIGHT)
+        optimizer = torch.optim.AdamW(model.parameters())
+        with self.assertWarnsRegex(UserWarning, "AdamW .* plain memory"):
+            step(model, optimizer, 0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            step(model, optimizer, 1)
 
 
 if HAS_TORCH:

@@ -117,6 +117,7 @@ class Accesses:
                 (result if isinstance(result, (tuple, list)) else (result,)))
         finally:
             for record in records:
+                record.addressed = record.addressed or func is torch.Tensor.data_ptr
                 if record not in self.touched:  # ended by a unit that ran inside
                     pass
                 elif not keep:

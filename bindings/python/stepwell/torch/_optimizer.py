@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import collections
 import functools
+import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .._enums import Access
 from .._optimizer import Hyper
 from .._optimizer import Optimizer as Kernel
 from .._tensor import TensorSpec
 from ..errors import BudgetError
 from ._lazy import Lazy, Window, alone
 from ._records import (
-    CONSUMED, DTYPES, TRAINED, Record, memory_order, own_grad, set_own_grad, write,
+    CONSUMED, DTYPES, TRAINED, Offloaded, Record, memory_order, own_grad, set_own_grad, write,
 )
 from ._states import (
     CountSource, MasterSource, ParameterState, States, StateSource, copied, parts,
@@ -130,6 +131,23 @@ def check_parameters(optimizer: torch.optim.Optimizer, known: Set[int]) -> None:
     if foreign:
         raise ValueError(f"{foreign} of the {len(every)} parameters of the optimizer are not the "
                          "model's: make the optimizer from model.parameters()")
+
+
+def _is_late(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Warn of an optimizer that offload() was not given, at its first step."""
+    if isinstance(optimizer, Streamed) or optimizer.__dict__.get("_stepwell_seen"):
+        return
+    optimizer._stepwell_seen = True  # type: ignore[attr-defined]
+    if not isinstance(optimizer.state, States) and any(
+            isinstance(parameter, Offloaded) for group in optimizer.param_groups
+            for parameter in group["params"]):
+        warnings.warn(
+            f"{type(optimizer).__name__} has parameters of an offloaded model and was not given to "
+            "offload(): its states are in plain memory, beside the budgets. Make it before "
+            "offload(model, optimizer, ...)", stacklevel=4)
+
+
+register_optimizer_step_pre_hook(_is_late)
 
 
 class Streamed:
@@ -479,6 +497,8 @@ class KernelSteps(Steps):
                 self.update(due)
             for record in lent:
                 offload.gradients.lent(record)
+            if any(record.seen_outside() for _, record in every):
+                self.finish()
             if offload.in_backward is not None:
                 offload.in_backward.end_step()
         finally:

@@ -104,7 +104,7 @@ class Record:
 
     __slots__ = ("offload", "name", "parameter", "tensor", "alias", "size", "stride", "dtype",
                  "address", "pins", "changes", "seen", "gradient", "has_gradient", "spent",
-                 "source", "given",
+                 "source", "given", "addressed",
                  "unit", "hooked", "group", "touches", "touched", "done", "frozen", "large",
                  "tiles", "elements", "place", "views", "outside")
 
@@ -122,6 +122,7 @@ class Record:
         self.has_gradient = False
         self.spent = False      # an update consumed the gradient, which was not dropped since
         self.source: "Optional[weakref.ref[GradSource]]" = None  # of the objects of its gradient
+        self.addressed = False  # the program may have its address, which nothing counts
         self.given = False      # the program has set `.grad` to memory of its own
         self.unit: Any = None
         self.hooked: Any = None  # the handle of its hook
@@ -180,6 +181,11 @@ class Record:
 
     def label(self) -> str:
         return f"parameter '{self.name}'"
+
+    def seen_outside(self) -> bool:
+        """Whether the program may read the bytes through another tensor, an array or an address,
+        which does not wait for an update."""
+        return self.addressed or users_of(self.alias) > 2 + len(self.views)
 
     # -- pins -------------------------------------------------------------------------------------
 

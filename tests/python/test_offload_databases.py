@@ -30,8 +30,6 @@ if HAS_TORCH:
 
 SAMPLES = 6  # of a module, in each mode
 
-# Optimizers whose state_dict() differs from plain torch's yet.
-LEFT_OUT = {}
 REFUSED = {"LBFGS": "works on all parameters at once"}
 FAILS_IN_PLAIN_TORCH = {"SparseAdam"}  # with dense gradients
 
@@ -162,7 +160,7 @@ class Databases(unittest.TestCase):
             for given in info.optim_inputs_func(device="cpu"):
                 # With foreach and fused kernels round in another order; capturable is for GPUs.
                 unlike = {"foreach", "fused", "capturable", "differentiable"} & set(given.kwargs)
-                if name in LEFT_OUT or name in FAILS_IN_PLAIN_TORCH or unlike:
+                if name in FAILS_IN_PLAIN_TORCH or unlike:
                     continue
                 for blocks in 16, 512:  # tight, and all of it
                     with self.subTest(name, given=given.desc, blocks=blocks):

@@ -8,7 +8,7 @@ import torch
 
 from . import _edges, _tiles
 from ._division import split
-from ._entries import Entry, Source
+from ._entries import Entry, Snapshot
 from ._private import pop
 from ._records import (
     DTYPES, READ, READ_WRITE, VERSIONED, Offloaded, Record, find_absent, read, users_of, write,
@@ -30,7 +30,7 @@ class Accesses:
         self.touched: Dict[Record, Any] = {}  # the views
         self._shown: Dict[Record, int] = {}  # of these, accesses held only by tensors
         self.copies = 0   # number of running state_dict() calls, which return copies
-        self._sources: Dict[Record, Source] = {}  # those of the outermost call
+        self._sources: Dict[Record, Snapshot] = {}  # those of the outermost call
 
     def end(self) -> None:
         """End all accesses, at a mark."""
@@ -200,12 +200,12 @@ class Accesses:
         self._offload.copied.sync(record.tensor)
         return read(record.tensor, record.size, record.stride, record.dtype)
 
-    def _source(self, record: Record) -> Source:
+    def _source(self, record: Record) -> Snapshot:
         """The one copy of a parameter in a call of state_dict(), so that tied entries share it."""
         found = self._sources.get(record)
         if found is None:
             with torch.inference_mode(False):
-                found = self._sources[record] = Source(record, self.copy_of(record))
+                found = self._sources[record] = Snapshot(record, self.copy_of(record))
         return found
 
     def end_copies(self, state: Dict[str, Any]) -> None:

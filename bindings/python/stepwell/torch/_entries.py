@@ -17,7 +17,7 @@ from ._records import Record
 _plain: Any = torch.Tensor._make_subclass  # type: ignore[attr-defined]
 
 
-class Source:
+class Snapshot:
     """The copy of a parameter that the entries of one call of state_dict() share."""
 
     def __init__(self, record: Record, whole: torch.Tensor) -> None:
@@ -44,16 +44,16 @@ class Source:
 class Entry(torch.Tensor):
     """An entry, or a view of it. It is saved, copied and pickled as a plain tensor."""
 
-    _source: Source
+    _source: Snapshot
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, data: torch.Tensor, source: Source) -> "Entry":
+    def __new__(cls, data: torch.Tensor, source: Snapshot) -> "Entry":
         made: Entry = _plain(cls, data)
         made._source = source
         return made
 
-    def __init__(self, data: torch.Tensor, source: Source) -> None:
+    def __init__(self, data: torch.Tensor, source: Snapshot) -> None:
         pass
 
     @classmethod

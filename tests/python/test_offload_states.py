@@ -17,6 +17,7 @@ import support
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 if HAS_TORCH:
+    import numpy
     import torch
     from torch import nn
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
@@ -64,6 +65,11 @@ class Same(unittest.TestCase):
                     expected = found
                 self.assertTrue(flat(found) == flat(expected), difference(found, expected))
                 close(model)
+
+
+def backward(model):
+    torch.manual_seed(0)
+    model(torch.randn(4, WIDTH)).square().sum().backward()
 
 
 def close(model):
@@ -665,6 +671,123 @@ class Gradient(Same):
             p.grad = torch.ones_like(p)
         lazy = [type(p.grad).__name__ for p in model.parameters()]
         self.assertEqual(lazy[:-1], ["Lazy"] * (2 * LAYERS - 1))
+
+    def test_what_code_in_c_or_numpy_does_is_done_or_refused(self):
+        def hooks(model, optimizer):
+            seen = []
+            for p in model.parameters():
+                p.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad))
+            backward(model)
+            for g in seen:
+                g.zero_()
+            found = [p.grad.clone() for p in model.parameters()]
+            optimizer.step()
+            optimizer.zero_grad()
+            return found + [step(model, optimizer, 1)]
+
+        def stashed(model, optimizer):
+            backward(model)
+            g, model[0].weight.grad = model[0].weight.grad, None
+            model[0].weight.grad = g
+            g.zero_()
+            return [model[0].weight.grad is g, model[0].weight.grad]
+
+        def buffer(model, optimizer):
+            array = numpy.zeros((WIDTH, WIDTH), numpy.float32)
+            model[0].weight.grad = torch.from_numpy(array)
+            model[1].weight.grad = torch.zeros(WIDTH, WIDTH)
+            backward(model)
+            found = [float(array.sum())]
+            array[:] = 0
+            return found + [model[0].weight.grad]
+
+        def array(model, optimizer):
+            backward(model)
+            shown = numpy.asarray(model[0].weight.grad)
+            shown[:] = 0
+            model[0].weight.grad.add_(1)
+            return [float(shown.sum()), model[0].weight.grad]
+
+        def by_element(model, optimizer):
+            backward(model)
+            model[0].weight.grad.apply_(lambda value: value * .5)
+            model[1].weight.grad.map_(torch.ones(WIDTH, WIDTH), lambda a, b: a + b)
+            copy.copy(model[2].weight.grad).zero_()
+            return [layer.weight._grad for layer in model]
+
+        def same_data(model, optimizer):
+            old = model[0].weight.data
+            model(torch.randn(4, WIDTH))
+            model[0].weight.data = old
+            return [model[0].weight]
+        for program in hooks, stashed, buffer, array, by_element, same_data:
+            with self.subTest(program.__name__):
+                self.same(lambda p: torch.optim.AdamW(p, lr=.1), program)
+        for make in (lambda p: torch.optim.AdamW(p, lr=torch.tensor(.01), foreach=False),
+                     lambda p: torch.optim.Adagrad(p, lr=torch.tensor(.013), lr_decay=.1,
+                                                   foreach=False)):
+            self.same(make, lambda m, o: [step(m, o, seed) for seed in range(4)])
+
+    def test_what_would_not_have_the_values_of_torch_is_refused(self):
+        def exported(model, optimizer):
+            torch.utils.dlpack.to_dlpack(model[0].weight.grad)
+
+        def swapped(model, optimizer):
+            backup = model[0].weight.data
+            model[0].weight.data = torch.zeros(WIDTH, WIDTH)
+            return backup
+
+        def kept(model, optimizer):
+            array = model[0].weight.grad.numpy()
+            try:
+                optimizer.step()
+            finally:
+                del array
+
+        def dropped(model, optimizer):
+            array = model[0].weight.grad.numpy()
+            try:
+                optimizer.zero_grad()
+            finally:
+                del array
+
+        def fraction(model, optimizer):
+            optimizer.step()
+            optimizer.state[model[0].weight]["step"].mul_(.5)
+
+        def decay(model, optimizer):
+            optimizer.param_groups[0]["decoupled_weight_decay"] = False
+            optimizer.step()
+
+        def order(model, optimizer):
+            model[0].weight.data = torch.ones(WIDTH, WIDTH).t()
+
+        def another(model, optimizer):
+            model[0].weight.grad = model[1].weight.grad
+
+        for program, error, text in (
+                (exported, RuntimeError, "data pointer"),
+                (swapped, RuntimeError, "'0.weight' is given other data while .*clone"),
+                (kept, RuntimeError, "step.. is called while .* array over the gradient of"),
+                (dropped, RuntimeError, "a gradient is dropped while .* array over the gradient"),
+                (fraction, ValueError, "'step' of parameter '0.weight' is set to 0.5"),
+                (decay, RuntimeError, "another kind of decay"),
+                (order, RuntimeError, "strides .* for parameter '0.weight'"),
+                (another, NotImplementedError, "the gradient of parameter '1.weight'.*clone"),
+                (lambda m, o: m[0].weight.t_(), NotImplementedError, "t_.. .* '0.weight'")):
+            with self.subTest(text):
+                model = self.model()
+                optimizer = torch.optim.AdamW(model.parameters())
+                self.offload(model, optimizer, TIGHT)
+                backward(model)
+                with self.assertRaisesRegex(error, text):
+                    program(model, optimizer)
+                close(model)
+        model = self.model()
+        optimizer = torch.optim.AdamW(model.parameters())
+        optimizer.step = lambda: None
+        with self.assertRaisesRegex(TypeError, "step.. of its own"):
+            self.offload(model, optimizer, TIGHT)
 
     def test_zeros_stay_gradients(self):
         class Two(nn.Module):

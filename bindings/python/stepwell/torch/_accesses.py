@@ -11,7 +11,8 @@ from ._division import split
 from ._entries import Entry, Snapshot
 from ._private import pop
 from ._records import (
-    DTYPES, READ, READ_WRITE, VERSIONED, Offloaded, Record, find_absent, read, users_of, write,
+    DTYPES, READ, READ_WRITE, VERSIONED, Offloaded, Record, find_absent, memory_order, read,
+    users_of, write,
 )
 
 if TYPE_CHECKING:
@@ -185,6 +186,21 @@ class Accesses:
         self._offload.copied.end(record.tensor)
         if data is record.parameter:  # like Module.to() when nothing has to be moved
             return
+        if self._shares(data, [record]):
+            if data.stride() == record.alias.stride() and not data.storage_offset():
+                return
+            data = data.clone()
+        if self._offload.making is None:
+            if memory_order(data) != record.stride:
+                raise RuntimeError(
+                    f"data of strides {data.stride()} for {record.label()} of {record.stride}: a "
+                    "parameter in tiers keeps its order in memory; give it .contiguous(), or "
+                    "change it before offload()")
+            if record.seen_outside():
+                raise RuntimeError(
+                    f"{record.label()} is given other data while the program has a tensor, an "
+                    "array or the address of its memory, which keeps the old values in plain "
+                    "torch, and would have the new ones here: take p.data.clone() before")
         if record.pins:  # in its module's call, or its address was returned since the last mark
             with torch.no_grad():
                 record.alias.copy_(data)

@@ -43,7 +43,8 @@ _Off = torch._C.DisableTorchFunctionSubclass
 def _program_has(parameter: torch.Tensor) -> bool:
     """Whether anything but the parameter refers to its `.grad`, or to the memory of it."""
     grad = _get_grad(parameter)
-    return grad is not None and (sys.getrefcount(grad) > _BASE or users_of(grad) > 1)
+    return grad is not None and (sys.getrefcount(grad) > _BASE or users_of(grad) > 1
+                                 or not grad.untyped_storage().resizable())
 
 
 _BASE = 1 << 30
@@ -89,6 +90,8 @@ class Arrived:
     def _copy(self, records: List[Record]) -> None:
         found, grads, requests = [], [], []
         for record in records:
+            if record.offload.gradients.kept_by_program(record):
+                continue
             grad = _get_grad(record.parameter)
             if grad is None:  # dropped, or computed twice in the pass
                 continue
@@ -144,6 +147,8 @@ class Gradients:
         whole = parameter is record.parameter  # else it stands for a part of a parameter
         if whole and record.given:
             pass  # autograd has added it to the program's memory
+        elif whole and offload.gradients.kept_by_program(record):
+            pass  # a hook has kept it
         elif record.place is not None and not record.has_gradient and not record.spent and whole:
             offload.gradients.small.put(record, offload.backward.knows(task))
         else:
@@ -175,6 +180,15 @@ class Gradients:
         set_own_grad(record.parameter, grad)
         record.given = True
         self._given[record] = None
+
+    def kept_by_program(self, record: Record) -> bool:
+        """Leave a gradient that autograd has made to a program that refers to it."""
+        if (record.has_gradient or record.spent or record.large or record.offload.ranks is not None
+                or record.offload.in_backward is not None or not _program_has(record.parameter)):
+            return False
+        record.given = True
+        self._given[record] = None
+        return True
 
     def _take(self, record: Record) -> None:
         del self._given[record]

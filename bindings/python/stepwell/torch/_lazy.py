@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from .._enums import Access
 from .._tensor import Tensor
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 READ, READ_WRITE, WRITE = Access.READ, Access.READ_WRITE, Access.WRITE
 
+_refuse_address = torch._C._set_throw_on_mutable_data_ptr  # type: ignore[attr-defined]
 _numbers = itertools.count()
 _detach_in_place = torch.ops.aten.detach_.default
 # Operations that write all elements of their first argument and read none of them.
@@ -46,6 +48,11 @@ class Source:
         self.dtype = dtype
         self.plain: Optional[torch.Tensor] = None  # instead of the tiers, after close()
         offload.sources[next(_numbers)] = self
+
+    @property
+    def tensor(self) -> Optional[Tensor]:
+        """Where the bytes are, if they are in one tensor of the tiers."""
+        raise NotImplementedError
 
     @property
     def owner(self) -> Any:
@@ -74,6 +81,13 @@ class Source:
     def fetch(self, tensor: Tensor, write: bool, whole: bool) -> torch.Tensor:
         """Fetch a tensor in tiers, for memory()."""
         access = READ if not write else WRITE if whole else READ_WRITE
+        shown = self.offload.shown.get(tensor)
+        if shown is not None:  # the program may have an array over it, which is this memory
+            storage = torch.UntypedStorage._new_with_weak_ptr(shown[0].cdata)  # type: ignore
+            if storage is not None:
+                return torch.empty(0, dtype=self.dtype).set_(  # type: ignore[call-overload,no-any-return]
+                    storage, 0, (storage.nbytes() // self.dtype.itemsize,))
+            del self.offload.shown[tensor]
         if self.offload.window is not None and not torch.is_grad_enabled():
             return self.offload.window.fetch(self.owner, tensor, access)
         return torch.from_dlpack(self.offload.runtime.fetch(tensor, access))
@@ -96,6 +110,7 @@ class Lazy(torch.Tensor):
                 dtype: torch.dtype) -> "Lazy":
         made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, size, strides=stride, storage_offset=offset, dtype=dtype, device="cpu")
+        _refuse_address(made)  # to code in C that does not ask for it by the methods below
         made._source = source
         return made  # type: ignore[no-any-return]
 
@@ -133,8 +148,7 @@ class Lazy(torch.Tensor):
 
     @data.setter
     def data(self, data: torch.Tensor) -> None:
-        if isinstance(data, Lazy) and data._source is self._source and (
-                _geometry(data) == _geometry(self)):  # as by Module.to() when nothing is moved
+        if isinstance(data, Lazy) and data.is_same_as(self):  # as Module.to() does to move nothing
             return
         if data.size() != self.size() or data.dtype != self.dtype:
             raise RuntimeError(
@@ -148,28 +162,62 @@ class Lazy(torch.Tensor):
         """A plain tensor over the bytes, which are pinned while it lives."""
         return _shaped(self._source.memory(write, False), self)
 
-    def numpy(self, *, force: bool = False) -> Any:
-        return self.clone().numpy(force=force) if self._source.copied else (
-            self.in_memory(True).numpy(force=force))
+    def _shown(self) -> torch.Tensor:
+        """The same, for the program to keep."""
+        source = self._source
+        memory = source.memory(True, False)
+        if source.tensor is not None and not source.copied and memory is not source.plain:
+            source.offload.shown[source.tensor] = StorageWeakRef(memory.untyped_storage()), source
+        return _shaped(memory, self)
 
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.clone().__array__(*args, **kwargs)
+    def numpy(self, *, force: bool = False) -> Any:
+        if not self._source.copied:
+            return self._shown().numpy(force=force)
+        array = self.clone().numpy(force=force)
+        array.flags.writeable = False  # it would not reach the tensor
+        return array
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        array = self.numpy() if not copy else self.clone().numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def _by_element(self, function: Any, *others: torch.Tensor) -> "Lazy":
+        memory = self._source.memory(True, False)
+        plain = [each.clone() if isinstance(each, Lazy) else each for each in others]
+        function(_shaped(memory, self), *plain)
+        self._source.used(memory, None, True)
+        return self
+
+    def apply_(self, function: Any) -> Any:  # type: ignore[override]
+        return self._by_element(lambda tensor: tensor.apply_(function))
+
+    def map_(self, other: Any, function: Any) -> Any:  # type: ignore[override]
+        return self._by_element(lambda tensor, other: tensor.map_(other, function), other)
+
+    def map2_(self, x: Any, y: Any, function: Any) -> Any:  # type: ignore[override]
+        return self._by_element(lambda tensor, x, y: tensor.map2_(x, y, function), x, y)
+
+    def is_same_as(self, other: "Lazy") -> bool:
+        return self._source is other._source and _geometry(self) == _geometry(other)
+
+    def __copy__(self) -> torch.Tensor:
+        return self.detach()
 
     def tolist(self) -> Any:
         return self.clone().tolist()
 
     def data_ptr(self) -> int:
-        memory = self.in_memory(True)
+        memory = self._shown()
         self._source.offload.hold(memory)
         return memory.data_ptr()
 
     def untyped_storage(self) -> Any:
-        memory = self.in_memory(True)
+        memory = self._shown()
         self._source.offload.hold(memory)
         return memory.untyped_storage()
 
     def __dlpack__(self, **kwargs: Any) -> Any:
-        return self.in_memory(True).__dlpack__(**kwargs)
+        return self._shown().__dlpack__(**kwargs)
 
     def share_memory_(self) -> Any:
         raise NotImplementedError(f"{self._source.label()} is in tiers, whose memory is not shared "
@@ -360,6 +408,8 @@ class Window:
 def alone(holder: Any, key: Any) -> bool:
     """Whether nothing but the holder refers to the tensor `holder[key]` or to its memory."""
     value = dict.__getitem__(holder, key)
+    if not value.untyped_storage().resizable():  # NumPy's, for one
+        return False
     count = torch._C._storage_Use_Count  # type: ignore[attr-defined]
     return (sys.getrefcount(value) <= _BASE
             and count(value.untyped_storage()._cdata) <= 2)

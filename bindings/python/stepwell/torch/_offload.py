@@ -85,6 +85,7 @@ class Offload:
         self.held: List[Unit] = []  # released at the next mark
         self.sources: Any = weakref.WeakValueDictionary()  # of lazy tensors, in their order
         self.window: Optional[Window] = None  # during a step by an optimizer's own code
+        self.shown: Dict[Any, Any] = {}  # tensors of lazy ones over which the program has arrays
         self.ended: List[Any] = []  # tensors that nothing refers to any more
         self._addresses: List[torch.Tensor] = []  # given out since the last mark
         self.resident = False  # everything fits in the device budget permanently
@@ -270,6 +271,15 @@ class Offload:
     def hold(self, memory: torch.Tensor) -> None:
         """Keep memory pinned until the next mark, since its address was given out."""
         self._addresses.append(memory)
+
+    def check_shown(self, what: str) -> None:
+        """Raise if the program has an array over a gradient or a state."""
+        for tensor, (storage, source) in list(self.shown.items()):
+            if not storage.expired():
+                raise RuntimeError(
+                    f"{what} while the program has an array over {source.label()}, or its "
+                    "address, which pins it: delete the array before, or make it of a clone()")
+            del self.shown[tensor]
 
     def destroy_ended(self) -> None:
         ended, self.ended = self.ended, []

@@ -26,7 +26,7 @@ from ._records import (
     CONSUMED, DTYPES, TRAINED, Offloaded, Record, memory_order, own_grad, set_own_grad, write,
 )
 from ._states import (
-    CountSource, MasterSource, ParameterState, States, StateSource, copied, parts,
+    CountSource, MasterSource, ParameterState, States, StateSource, copied, parts, whole,
 )
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ class _Kind:
 
 
 _KINDS = {
-    torch.optim.AdamW: _Kind(lambda group: "adamw", _adam,
+    torch.optim.AdamW: _Kind(
+        lambda group: "adamw" if group.get("decoupled_weight_decay", True) else "adam", _adam,
                              {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}),
     torch.optim.Adam: _Kind(
         lambda group: "adamw" if group.get("decoupled_weight_decay") else "adam", _adam,
@@ -91,11 +92,19 @@ def kind_of(optimizer: torch.optim.Optimizer, own: Any = None) -> Optional[_Kind
             return None
         if group.get("initial_accumulator_value"):
             return None
+        if own is not torch.optim.SGD and any(
+                isinstance(value, torch.Tensor) for name in ("lr", "betas", "eps", "lr_decay")
+                for value in _numbers(group.get(name))):
+            return None  # torch computes with them in fp32
     if own is torch.optim.SGD:
         # Groups with and without momentum differ in states; a kernel has only one form.
         if len({bool(group["momentum"]) for group in optimizer.param_groups}) > 1:
             return None
     return kind if len(algorithms) == 1 else None
+
+
+def _numbers(value: Any) -> Any:
+    return value if isinstance(value, tuple) else (value,)
 
 
 def torch_order(optimizer: torch.optim.Optimizer) -> bool:
@@ -119,6 +128,9 @@ def check_parameters(optimizer: torch.optim.Optimizer, known: Set[int]) -> None:
         raise TypeError(f"{optimizer!r} is no torch.optim.Optimizer")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TypeError("LBFGS works on all parameters at once, which tiers do not hold")
+    if "step" in vars(optimizer) and not hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        raise TypeError("the optimizer has a step() of its own, which was set on the object and "
+                        "calls that of its class: set it after offload()")
     if kind_of(optimizer) is None:
         for form in ("foreach", "fused"):
             if any(group.get(form) for group in optimizer.param_groups):
@@ -338,6 +350,8 @@ class Steps:
         if offload.in_backward is not None:
             offload.in_backward.check_settings()
         offload.mark()
+        if offload.shown:
+            offload.check_shown("step() is called")
         every = self.records()
         with _Off():
             for _, record in every:
@@ -481,11 +495,13 @@ class KernelSteps(Steps):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if kind_of(self.optimizer, self.before) is None:
+        kind = kind_of(self.optimizer, self.before)
+        if kind is None or kind.algorithm(self.optimizer.param_groups[0]) != self.kernel.algorithm:
             raise RuntimeError(
                 f"{self.before.__name__} was offloaded to be stepped by a kernel, and its groups "
-                "ask for what no kernel has now (amsgrad, capturable, differentiable, groups that "
-                "differ in having momentum): close() the model and offload again")
+                "ask for what it has not now (amsgrad, capturable, differentiable, another kind of "
+                "decay, groups that differ in having momentum, tensors as hyper-parameters): "
+                "close() the model and offload again")
         offload = self.offload
         try:
             every = self._begin()
@@ -656,7 +672,7 @@ class KernelSteps(Steps):
             state.show(name, self._lazy(record, name, own))
         step = values.get("step", max(1, self.kernel.count(record.tensor)))
         if not isinstance(step, Lazy):
-            self.kernel.set_count(record.tensor, int(step))
+            self.kernel.set_count(record.tensor, whole(step, record))
         if self.counts and not isinstance(step, Lazy):
             state.show("step", CountSource(self, record).lazy())
 

@@ -271,6 +271,8 @@ class Record:
 
     def drop_gradient(self) -> None:
         source = self.source() if self.source is not None else None
+        if self.gradient in self.offload.shown:
+            self.offload.check_shown("a gradient is dropped")
         self.source = None
         if source is not None and self.has_gradient:
             source.leave()
@@ -377,8 +379,15 @@ class Offloaded(torch.nn.Parameter):
     def grad(self, grad: Optional[torch.Tensor]) -> None:
         record = self._stepwell
         source = record.source() if record.source is not None else None
-        if isinstance(grad, Lazy) and source is not None and grad is source.lazy():
-            return
+        if isinstance(grad, Lazy) and isinstance(grad._source, GradSource):
+            if grad._source is source and grad.is_same_as(source.lazy()):
+                return
+            if grad._source.record is record and grad._source.restored(grad):
+                return
+            if grad._source.plain is None:
+                raise NotImplementedError(
+                    f"the gradient of {record.label()} is set to {grad._source.label()} as it is, "
+                    "and both would share memory: set it to a clone()")
         if grad is not None and (grad.size() != self.size() or grad.dtype != self.dtype):
             raise RuntimeError(
                 f"a gradient of {tuple(grad.size())}, {grad.dtype} for {record.label()} of "
@@ -394,6 +403,8 @@ class Offloaded(torch.nn.Parameter):
     @grad.deleter
     def grad(self) -> None:
         self.grad = None
+
+    _grad = grad  # type: ignore[assignment]  # as older programs ask for it
 
     @property
     def grad_dtype(self) -> Optional[torch.dtype]:
@@ -451,6 +462,22 @@ def _replaced(parameter: Offloaded, what: str) -> RuntimeError:
     return RuntimeError(
         f"{what} would replace the memory of {parameter._stepwell.label()}, which is in tiers: do "
         "it before offload(), or after offloaded(model).close()")
+
+
+def _shaped_in_place(name: str) -> Any:
+    """A function of torch that would give the object another shape over the same memory."""
+    def refuse(self: Offloaded, *args: Any, **kwargs: Any) -> Any:
+        if self._stepwell.offload.making is None:
+            raise NotImplementedError(
+                f"{name}() would give {self._stepwell.label()} another shape in place, and tiers "
+                "keep its shape: do it before offload()")
+        return getattr(torch.Tensor, name)(self, *args, **kwargs)
+    return refuse
+
+
+for _name in ("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "resize_",
+              "resize_as_", "as_strided_"):
+    setattr(Offloaded, _name, _shaped_in_place(_name))
 
 
 class Present(Offloaded):
@@ -526,6 +553,10 @@ class GradSource(Source):
         self._lazy: "Optional[weakref.ref[Lazy]]" = None
 
     @property
+    def tensor(self) -> Optional[Tensor]:
+        return self._moved if self._state is _Gradient.MOVED else self.record.gradient
+
+    @property
     def owner(self) -> Record:
         return self.record
 
@@ -598,6 +629,20 @@ class GradSource(Source):
         values = record.gradient_copy() if record.large else self.memory(False, False)
         write(moved, values, self.stride)
         self._moved, self._state = moved, _Gradient.MOVED
+
+    def restored(self, lazy: Lazy) -> bool:
+        """The program sets `.grad` to what it was before it was dropped."""
+        if self._state is not _Gradient.MOVED or not lazy.is_same_as(super().lazy()):
+            return False
+        record = self.record
+        record.drop_gradient()
+        set_own_grad(record.parameter, None)
+        assert self._moved is not None
+        record.add_gradient(read(self._moved, self.size, self.stride, self.dtype))
+        self.offload.ended.append(self._moved)
+        self._moved, self._state = None, _Gradient.PRESENT
+        self._lazy, record.source = weakref.ref(lazy), weakref.ref(self)
+        return True
 
     def end(self) -> Lazy:
         """What `.grad` is after close() if an update has consumed it: every use is refused, until

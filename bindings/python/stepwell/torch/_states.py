@@ -22,15 +22,19 @@ _clone = torch.ops.aten.clone.default
 class StateSource(Source):
     """The bytes of a state of a parameter. owned: its tensor ends with it."""
 
-    __slots__ = ("record", "name", "tensor", "owned")
+    __slots__ = ("record", "name", "held", "owned")
 
     def __init__(self, record: Record, name: str, tensor: Tensor, size: Tuple[int, ...],
                  stride: Tuple[int, ...], dtype: torch.dtype, owned: bool) -> None:
         super().__init__(record.offload, size, stride, dtype)
         self.record = record
         self.name = name
-        self.tensor: Optional[Tensor] = tensor
+        self.held: Optional[Tensor] = tensor
         self.owned = owned
+
+    @property
+    def tensor(self) -> Optional[Tensor]:
+        return self.held
 
     @property
     def owner(self) -> Record:
@@ -46,16 +50,16 @@ class StateSource(Source):
     def memory(self, write: bool, whole: bool) -> torch.Tensor:
         if self.plain is not None:
             return self.plain
-        assert self.tensor is not None
+        assert self.held is not None
         if not self.record.elements:
             return torch.empty_strided(self.size, self.stride, dtype=self.dtype)
         if self.record.large:
-            return self.offload.copied.of(self.tensor, self.size, self.stride, self.dtype)
-        return self.fetch(self.tensor, write, whole).as_strided(self.size, self.stride, 0)
+            return self.offload.copied.of(self.held, self.size, self.stride, self.dtype)
+        return self.fetch(self.held, write, whole).as_strided(self.size, self.stride, 0)
 
     def used(self, memory: torch.Tensor, result: Any, wrote: bool) -> None:
-        if self.plain is None and self.record.large and self.tensor is not None:
-            self.offload.copied.used(self.tensor, memory, self.stride, result, False, wrote)
+        if self.plain is None and self.record.large and self.held is not None:
+            self.offload.copied.used(self.held, memory, self.stride, result, False, wrote)
 
     def by_parts(self, func: Any, args: Any, kwargs: Any) -> Any:
         whole = (func is _clone and self.plain is None and not kwargs
@@ -67,18 +71,26 @@ class StateSource(Source):
         """Its values in plain memory, without a pin of all of them."""
         if self.plain is not None:
             return self.plain.clone()
-        assert self.tensor is not None
-        self.offload.copied.sync(self.tensor)
-        return read(self.tensor, self.size, self.stride, self.dtype)
+        assert self.held is not None
+        self.offload.copied.sync(self.held)
+        return read(self.held, self.size, self.stride, self.dtype)
 
     def settle(self) -> None:
         if self.plain is None:
             self.plain = self.copy()
-            self.tensor = None
+            self.held = None
 
     def __del__(self) -> None:
-        if self.owned and self.tensor is not None:
-            self.offload.ended.append(self.tensor)
+        if self.owned and self.held is not None:
+            self.offload.ended.append(self.held)
+
+
+def whole(step: Any, record: Record) -> int:
+    """A number of updates that the program sets."""
+    if int(step) != float(step) or step < 0:
+        raise ValueError(f"the state 'step' of {record.label()} is set to {float(step)}, and its "
+                         "kernel counts whole updates: set it to a whole number")
+    return int(step)
 
 
 class CountSource(Source):
@@ -95,6 +107,8 @@ class CountSource(Source):
     def owner(self) -> Record:
         return self.record
 
+    tensor = None
+
     def label(self) -> str:
         return f"the state 'step' of {self.record.label()}"
 
@@ -105,7 +119,7 @@ class CountSource(Source):
 
     def used(self, memory: torch.Tensor, result: Any, wrote: bool) -> None:
         if wrote and self.plain is None:
-            self._steps.set_count(self.record, int(memory))
+            self._steps.set_count(self.record, whole(memory, self.record))
 
     def settle(self) -> None:
         if self.plain is None:
@@ -130,6 +144,8 @@ class MasterSource(Source):
     @property
     def copied(self) -> bool:
         return True
+
+    tensor = None
 
     def label(self) -> str:
         return f"the fp32 master of {self.record.label()}"

@@ -47,8 +47,15 @@ MARGIN = 2
 # Why a test may take longer than TEST_CPU_S.
 SLOW = {
     "mutants-of-the-day": "each bug is compiled and linked by itself",
+    "docs-blocks-of-the-day": "it runs programs of the pages, which train",
     "program-demo": "it trains until a plan pays, and once more in memory",
     "python-offload": "each optimizer and option trains twice, the second time in plain torch",
+    "python-offload_files": "each form of a file and of a restart trains twice",
+    "python-offload_outside": "ranks are processes, each with a torch of its own",
+    "python-offload_ranks": "the same",
+    "python-offload_states": "each optimizer and edit trains three times, once in plain torch",
+    "python-offload_tiles": "each layer and option trains twice",
+    "python-offload_updates": "the same",
 }
 
 

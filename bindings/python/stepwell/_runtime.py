@@ -150,7 +150,7 @@ class Runtime(Fetches, Generations):
             if lib.stw_runtime_error(self._handle, None) == _abi.STW_ERROR_CLOSED:
                 self._closed()
             raise
-        # It is closed already where a signal handler has raised just after the end of a call before.
+        # It is closed already if a signal handler has raised just after the end of a call before.
         error = error_of(status) if status < 0 and status != _abi.STW_ERROR_CLOSED else None
         if status not in _STAYS_OPEN:
             self._closed()

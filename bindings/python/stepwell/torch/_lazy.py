@@ -85,7 +85,8 @@ class Source:
         if shown is not None:  # the program may have an array over it, which is this memory
             storage = torch.UntypedStorage._new_with_weak_ptr(shown[0].cdata)  # type: ignore
             if storage is not None:
-                return torch.empty(0, dtype=self.dtype).set_(  # type: ignore[call-overload,no-any-return]
+                empty: Any = torch.empty(0, dtype=self.dtype)
+                return empty.set_(  # type: ignore[no-any-return]
                     storage, 0, (storage.nbytes() // self.dtype.itemsize,))
             del self.offload.shown[tensor]
         if self.offload.window is not None and not torch.is_grad_enabled():

@@ -43,8 +43,10 @@ _Off = torch._C.DisableTorchFunctionSubclass
 def _program_has(parameter: torch.Tensor) -> bool:
     """Whether anything but the parameter refers to its `.grad`, or to the memory of it."""
     grad = _get_grad(parameter)
-    return grad is not None and (sys.getrefcount(grad) > _BASE or users_of(grad) > 1
-                                 or not grad.untyped_storage().resizable())
+    if grad is None or grad.layout is not _strided:  # which is refused where it is taken
+        return False
+    return (sys.getrefcount(grad) > _BASE or users_of(grad) > 1
+            or not grad.untyped_storage().resizable())
 
 
 _BASE = 1 << 30

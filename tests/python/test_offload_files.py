@@ -353,6 +353,8 @@ torch.set_num_threads(2)
 # M_MMAP_THRESHOLD, fixed: by itself glibc raises it with the first gradient that is freed, and the
 # peak is then that of its heap, whose freed pieces of 1 MiB do not fit the next aligned request.
 assert ctypes.CDLL(None).mallopt(-3, 256 << 10) == 1
+# M_PERTURB, off: MALLOC_PERTURB_ of a test's environment has glibc write to all that it allocates.
+assert ctypes.CDLL(None).mallopt(-6, 0) == 1
 run(2, 64, sys.argv[1])
 ctypes.CDLL(None).malloc_trim(0)
 with open("/proc/self/clear_refs", "w") as file:

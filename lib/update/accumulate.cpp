@@ -79,7 +79,8 @@ void AccumulateJob::cut(Chunk &chunk)
         common_run(layouts, tensors, cursor, zones[zone].end - cursor, pipeline.block_bytes);
     chunk.piece_count = 0;
     for (uint32_t i = 0; i < tensors; ++i) {
-        const Access access = i == kGradient ? Access::kReadWrite : Access::kRead;
+        const Access writes = mode == kernels::Reduce::kFirst ? Access::kWrite : Access::kReadWrite;
+        const Access access = i == kGradient ? writes : Access::kRead;
         chunk.piece_count +=
             make_pieces(layouts[i], access, cursor, chunk.element_count, pipeline.block_bytes,
                         chunk.pieces + chunk.piece_count, kPiecesMax - chunk.piece_count);

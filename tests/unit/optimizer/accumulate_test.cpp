@@ -84,6 +84,32 @@ TEST(Accumulate, AddsInTheOrderOfTheCalls)
     }
 }
 
+// What a first sum writes is not made zeros before. Its first piece is asked for before it is known
+// to be the first.
+TEST(Accumulate, TheFirstSumAsksForRoomAlone)
+{
+    World world(Conditions{});
+    const TensorId gradient = world.tiers.create(kElements * 2, 0, false);
+    const std::vector<uint8_t> values = world.random_elements(kElements, STW_F32);
+    Done done;
+    const Accumulation sum = from_memory(contribution(world, gradient, values, done), values);
+    std::vector<std::vector<Access>> asked(2);
+    for (std::vector<Access> &each : asked) {
+        const size_t before = world.tiers.events().size();
+        ASSERT_TRUE(world.pipeline->accumulate(sum).ok());
+        ASSERT_TRUE(world.pipeline->drain(UINT64_MAX).ok());
+        const std::vector<FakeTiers::Event> events = world.tiers.events();
+        for (size_t i = before; i < events.size(); ++i) {
+            const bool grants = events[i].kind == FakeTiers::Event::kGrant;
+            if (grants && events[i].byte_begin > 0) each.push_back(events[i].access);
+        }
+    }
+    ASSERT_GT(asked[0].size(), 1u);
+    EXPECT_EQ(asked[0], std::vector<Access>(asked[0].size(), Access::kWrite));
+    EXPECT_EQ(asked[1], std::vector<Access>(asked[0].size(), Access::kReadWrite));
+    EXPECT_EQ(done.calls, 2u);
+}
+
 // Zeros around the first; blocks of gradient and contribution end at different elements.
 TEST(Accumulate, APartIsAddedWhereItBegins)
 {

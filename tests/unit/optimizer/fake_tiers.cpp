@@ -466,12 +466,16 @@ void FakeTiers::grant(Answer &answer)
         ++tensor.out;
         if (piece.access != Access::kRead) keep(tensor, piece.byte_begin);
         std::unique_ptr<uint8_t[]> copy(new uint8_t[piece.byte_count]);
-        std::memcpy(copy.get(), tensor.bytes.data() + piece.byte_begin, piece.byte_count);
+        if (piece.access == Access::kWrite) {  // nothing is brought
+            std::memset(copy.get(), 0xA5, piece.byte_count);
+        } else {
+            std::memcpy(copy.get(), tensor.bytes.data() + piece.byte_begin, piece.byte_count);
+        }
         const bool on_device = grant.place != kAnyCpuPlace;
         answer.pointers.push_back(on_device ? device_pointer(copy.get()) : copy.get());
         grant.copies.push_back(std::move(copy));
-        events_.push_back(
-            {Event::kGrant, piece.tensor, piece.byte_begin, residency::Class::kIdle, 0});
+        events_.push_back({Event::kGrant, piece.tensor, piece.byte_begin, residency::Class::kIdle,
+                           0, piece.access});
     }
     pinned_ += grant.pieces.size() * block_bytes_;
     pinned_peak_ = std::max(pinned_peak_, pinned_);

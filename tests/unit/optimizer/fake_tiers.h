@@ -51,6 +51,7 @@ public:
         uint64_t byte_begin;
         residency::Class urgency;
         uint64_t far_pieces;
+        Access access = Access::kRead;  // of a grant
     };
     std::vector<Event> events();
     std::string faults();

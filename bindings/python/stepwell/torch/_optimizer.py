@@ -513,7 +513,9 @@ class KernelSteps(Steps):
                 self.update(due)
             for record in lent:
                 offload.gradients.lent(record)
-            if any(record.seen_outside() for _, record in every):
+            # With no transfers to wait for, an update beside the next forward pass would only take
+            # one of its cores, for which torch's other threads wait.
+            if offload.resident or any(record.seen_outside() for _, record in every):
                 self.finish()
             if offload.in_backward is not None:
                 offload.in_backward.end_step()

@@ -135,7 +135,7 @@ int run_report(const Options &options)
 
 int run_simulate_command(const Options &options)
 {
-    const bool plans = options.command == Command::kPlan;
+    const bool estimates = options.command == Command::kEstimate;
     try {
         Simulated done;
         {
@@ -143,8 +143,8 @@ int run_simulate_command(const Options &options)
             const auto show = [&](const std::string &what, double share) {
                 line.show(what, share);
             };
-            done = plans ? Simulated{run_plan(options.simulate), true}
-                         : run_simulate(options.simulate, show);
+            done = estimates ? Simulated{run_estimate(options.simulate), true}
+                             : run_simulate(options.simulate, show);
         }
         if (!print(done.text)) return kExitFailed;
         if (done.answers) return EXIT_SUCCESS;
@@ -152,7 +152,7 @@ int run_simulate_command(const Options &options)
                    stderr);
         return kExitFailed;
     } catch (const Refused &refused) {
-        const char *const who = plans ? "plan" : "simulate";
+        const char *const who = estimates ? "estimate" : "simulate";
         std::fprintf(stderr, "stepwell %s: %s\n", who, refused.what());
         return kExitFailed;
     }
@@ -174,7 +174,8 @@ int run(int argc, char **argv)
         const TopOptions top{parsed.options.process, parsed.options.once, parsed.options.json};
         return run_top(top, stdout, stderr);
     }
-    if (parsed.options.command == Command::kSimulate || parsed.options.command == Command::kPlan)
+    if (parsed.options.command == Command::kSimulate ||
+        parsed.options.command == Command::kEstimate)
         return run_simulate_command(parsed.options);
     const std::string version = std::string("stepwell ") + stw_version_string() + ", ABI " +
                                 std::to_string(stw_abi_version()) + "\n";

@@ -12,8 +12,9 @@ namespace stepwell::cli {
 
 namespace {
 
-constexpr const char *kKnown = "it knows info, tune, bench, report, top, simulate, plan, version, "
-                               "--version and --help";
+constexpr const char *kKnown =
+    "it knows info, tune, bench, report, top, simulate, estimate, version, "
+    "--version and --help";
 constexpr const char *kInfoKnows = "it knows --json and --help, and takes directories";
 constexpr const char *kTuneKnows =
     "it knows --output, --seconds, --size, --json and --help, and takes directories";
@@ -24,10 +25,11 @@ constexpr const char *kTopKnows =
     "it knows --once, --json and --help, and takes the number of a process";
 constexpr const char *kSimulateKnows =
     "it knows --ranks, --sweep, --output, --exposed-update, --no-overlap, --gpu-memory, "
-    "--gpu-flops, --json and --help, and takes a model and a machine";
-constexpr const char *kPlanKnows =
-    "it knows --ranks, --exposed-update, --no-overlap, --gpu-memory, --gpu-flops, --json and "
-    "--help, and takes a model and a machine";
+    "--gpu-flops, --optimizer, --tokens, --activations, --json and --help, and takes a model and a "
+    "machine";
+constexpr const char *kEstimateKnows =
+    "it knows --ranks, --exposed-update, --no-overlap, --gpu-memory, --gpu-flops, --optimizer, "
+    "--tokens, --activations, --json and --help, and takes a model and a machine";
 constexpr const char *kVersionKnows = "it knows --help alone";
 constexpr uint64_t kRanksMax = 1'000'000'000;
 constexpr double kSecondsMin = 1;
@@ -79,7 +81,10 @@ struct Words {
 void add_simulate(CLI::App *app, Words *words, Options *options)
 {
     SimulateOptions &simulate = options->simulate;
-    app->add_option("MODEL", simulate.model, "a model file, or the name of an example");
+    app->add_option(
+        "MODEL", simulate.model,
+        "a model file, the name of an example, or a checkpoint: a file of safetensors, or "
+        "a directory of them");
     app->add_option("MACHINE", simulate.machine,
                     "a machine file, the name of an example, a profile of tune, or this-host");
     words->ranks_options.push_back(
@@ -90,16 +95,23 @@ void add_simulate(CLI::App *app, Words *words, Options *options)
                   "nothing is fetched, gathered or summed beside the computation");
     app->add_option("--gpu-memory", simulate.gpu_memory, "with a profile: 24GB");
     app->add_option("--gpu-flops", simulate.gpu_flops, "with a profile: 150TFLOPS");
+    app->add_option("--optimizer", simulate.optimizer,
+                    "of a checkpoint: adamw, momentum, adagrad, sgd");
+    app->add_option("--tokens", simulate.tokens, "of a checkpoint: in a step, on a GPU; 2048");
+    app->add_option("--activations", simulate.activations,
+                    "of a checkpoint: what a step saves for backward, 4GB; 0");
     app->add_flag("--json", simulate.json, "the same as JSON");
 }
 
 // "" or what is wrong.
-std::string check_simulate(const std::string &who, bool plans, const Words &words, Options *options)
+std::string check_simulate(const std::string &who, bool estimates, const Words &words,
+                           Options *options)
 {
     SimulateOptions &simulate = options->simulate;
+    if (estimates && simulate.machine.empty()) simulate.machine = "this-host";
     if (simulate.model.empty() || simulate.machine.empty())
-        return who + " needs a model and a machine; give a file of each, or the name of an "
-                     "example.";
+        return who + " needs a model" + (estimates ? "" : " and a machine") +
+               "; give a file, or the name of an example.";
     if (std::any_of(words.ranks_options.begin(), words.ranks_options.end(),
                     [](const CLI::Option *option) { return option->count() > 0; })) {
         const std::optional<uint64_t> ranks = parse_number(words.ranks);
@@ -107,7 +119,7 @@ std::string check_simulate(const std::string &who, bool plans, const Words &word
             return who + " takes --ranks from 1 on, not '" + printable(words.ranks) + "'.";
         simulate.ranks = static_cast<uint32_t>(*ranks);
     }
-    if (plans) return "";
+    if (estimates) return "";
     simulate.plot = options->output;
     const bool sweeps = words.sweep_option->count() > 0;
     const std::string why = sweeps ? why_no_sweep(simulate.sweep) : "";
@@ -158,8 +170,8 @@ std::string check_command(const Words &words, Options *options)
     if (options->command == Command::kTop) return take_process(options);
     if (options->command == Command::kSimulate)
         return check_simulate("stepwell simulate", false, words, options);
-    if (options->command == Command::kPlan)
-        return check_simulate("stepwell plan", true, words, options);
+    if (options->command == Command::kEstimate)
+        return check_simulate("stepwell estimate", true, words, options);
     return "";
 }
 
@@ -236,11 +248,12 @@ void add_simulating(CLI::App *app, Words *words, Options *options, Subcommands *
                               ->type_name("KEY=VALUES");
     simulate->add_option("-o,--output", options->output, "a file for the sweep as a plot, SVG")
         ->type_name("FILE");
-    CLI::App *plan = app->add_subcommand(
-        "plan", "The smallest budgets to train a model without stall, or as fast as it gets");
-    for (CLI::App *asks : {simulate, plan}) add_simulate(asks, words, options);
+    CLI::App *estimate = app->add_subcommand(
+        "estimate", "The bytes of a model, the smallest budgets to train it at all and without "
+                    "stall, and the time of a step");
+    for (CLI::App *asks : {simulate, estimate}) add_simulate(asks, words, options);
     all->push_back({simulate, Command::kSimulate, kSimulateKnows});
-    all->push_back({plan, Command::kPlan, kPlanKnows});
+    all->push_back({estimate, Command::kEstimate, kEstimateKnows});
 }
 
 }  // namespace

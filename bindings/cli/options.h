@@ -10,7 +10,7 @@
 
 namespace stepwell::cli {
 
-enum class Command { kNone, kInfo, kTune, kBench, kReport, kTop, kSimulate, kPlan, kVersion };
+enum class Command { kNone, kInfo, kTune, kBench, kReport, kTop, kSimulate, kEstimate, kVersion };
 
 struct Options {
     Command command = Command::kNone;
@@ -21,7 +21,7 @@ struct Options {
     std::string output;        // of tune and report; "": the usual place
     double seconds = 0;        // 0: the command's own
     uint64_t bytes = 0;        // 0: the command's own
-    SimulateOptions simulate;  // of simulate and plan
+    SimulateOptions simulate;  // of simulate and estimate
 };
 
 // What is wrong is one sentence in `error`; what was asked for and ends the program (--help) is in

@@ -28,7 +28,7 @@ TEST(CommandLine, InfoTakesDirectoriesAndJson)
 TEST(CommandLine, WhatIsNotKnownIsToldBesideWhatIs)
 {
     EXPECT_EQ(parse({"fly"}).error, "stepwell does not know 'fly'; it knows info, tune, bench, "
-                                    "report, top, simulate, plan, version, "
+                                    "report, top, simulate, estimate, version, "
                                     "--version and --help.");
     EXPECT_EQ(parse({"info", "--fast"}).error,
               "stepwell info does not know '--fast'; it knows --json and --help, and takes "
@@ -37,7 +37,7 @@ TEST(CommandLine, WhatIsNotKnownIsToldBesideWhatIs)
               "stepwell version does not know 'now'; it knows --help alone.");
     EXPECT_EQ(parse({}).error,
               "stepwell needs a command; it knows info, tune, bench, report, top, simulate, "
-              "plan, version, --version and --help.");
+              "estimate, version, --version and --help.");
     EXPECT_EQ(parse({"tune", "/a", "--fast"}).error,
               "stepwell tune does not know '--fast'; it knows --output, --seconds, --size, --json "
               "and --help, and takes directories.");
@@ -94,17 +94,21 @@ TEST(CommandLine, SimulateTakesAModelAMachineAndASweep)
     EXPECT_EQ(simulate.sweep, "params=0.5T,1T");
     EXPECT_EQ(simulate.plot, "p.svg");
     EXPECT_TRUE(simulate.json);
-    const Parsed plan = parse({"plan", "m", "n", "--exposed-update"});
-    EXPECT_EQ(plan.error, "");
-    EXPECT_EQ(plan.options.command, Command::kPlan);
-    EXPECT_TRUE(plan.options.simulate.exposed_update);
+    const Parsed estimate = parse({"estimate", "m", "n", "--exposed-update", "--tokens", "1 K"});
+    EXPECT_EQ(estimate.error, "");
+    EXPECT_EQ(estimate.options.command, Command::kEstimate);
+    EXPECT_TRUE(estimate.options.simulate.exposed_update);
+    EXPECT_EQ(estimate.options.simulate.tokens, "1 K");
+    EXPECT_EQ(parse({"estimate", "m"}).options.simulate.machine, "this-host");
 }
 
 TEST(CommandLine, WhatCannotBeSimulatedIsTold)
 {
-    EXPECT_EQ(parse({"plan", "m"}).error,
-              "stepwell plan needs a model and a machine; give a file of each, or the name of an "
+    EXPECT_EQ(parse({"simulate", "m"}).error,
+              "stepwell simulate needs a model and a machine; give a file, or the name of an "
               "example.");
+    EXPECT_EQ(parse({"estimate"}).error,
+              "stepwell estimate needs a model; give a file, or the name of an example.");
     EXPECT_EQ(parse({"simulate", "m", "n", "--ranks", "0"}).error,
               "stepwell simulate takes --ranks from 1 on, not '0'.");
     EXPECT_EQ(parse({"simulate", "m", "n", "-o", "p.svg"}).error,
@@ -117,9 +121,9 @@ TEST(CommandLine, WhatCannotBeSimulatedIsTold)
               "stepwell simulate: '0' is no number of ranks from 1 to 1 B.");
     EXPECT_EQ(parse({"simulate", "m", "n", "--sweep", ""}).error,
               "stepwell simulate: --sweep takes params=... or ranks=..., not ''.");
-    EXPECT_EQ(parse({"plan", "m", "n", "--ranks", ""}).error,
-              "stepwell plan takes --ranks from 1 on, not ''.");
-    EXPECT_NE(parse({"plan", "m", "n", "--sweep", "ranks=1"}).error, "");
+    EXPECT_EQ(parse({"estimate", "m", "n", "--ranks", ""}).error,
+              "stepwell estimate takes --ranks from 1 on, not ''.");
+    EXPECT_NE(parse({"estimate", "m", "n", "--sweep", "ranks=1"}).error, "");
 }
 
 TEST(CommandLine, HelpIsNoError)

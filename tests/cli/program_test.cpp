@@ -10,6 +10,7 @@
 #include <fstream>
 #include <functional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <fcntl.h>
@@ -570,9 +571,9 @@ TEST(StepwellSimulate, AnUnknownNameIsAnsweredWithTheExamplesThereAre)
     EXPECT_THAT(model,
                 HasSubstr("stepwell simulate: There is no model file 'no-such' here, and the "
                           "examples are gpt-120b, gpt-13b, gpt-13b-clip, "));
-    EXPECT_THAT(installed("plan gpt-13b cray-1"),
-                HasSubstr("stepwell plan: There is no machine file 'cray-1' here, and the examples "
-                          "are a100-40gb, dgx-2-v100, dgx-a100, "));
+    EXPECT_THAT(installed("estimate gpt-13b cray-1"),
+                HasSubstr("stepwell estimate: There is no machine file 'cray-1' here, and the "
+                          "examples are a100-40gb, dgx-2-v100, dgx-a100, "));
 }
 
 TEST(StepwellSimulate, AnExampleIsFoundByItsNameAndAProfileNeedsAGpu)
@@ -623,38 +624,119 @@ TEST(StepwellSimulate, ASweepIsATableAndAPlot)
         1);
 }
 
-TEST(StepwellPlan, TellsTheSmallestBudgetsThatAreAsFast)
+TEST(StepwellEstimate, TellsTheSmallestBudgetsAtAllAndAsFast)
 {
-    const Outcome exposed = run({"plan", "--json", "--exposed-update", kModel, kMachine});
+    const Outcome exposed = run({"estimate", "--json", "--exposed-update", kModel, kMachine});
     ASSERT_EQ(exposed.status, 0) << exposed.err;
     const json stalls = json::parse(exposed.out);
     EXPECT_EQ(stalls["limited_by"], "update");
     EXPECT_EQ(stalls["without_stall"], false);
     EXPECT_GT(double{stalls["waits"]}, 0.02);
-    const Outcome outcome = run({"plan", "--json", kModel, kMachine});
+    const Outcome outcome = run({"estimate", "--json", kModel, kMachine});
     ASSERT_EQ(outcome.status, 0) << outcome.err;
-    const json plan = json::parse(outcome.out);
-    EXPECT_EQ(plan["limited_by"], "computation");
-    EXPECT_EQ(plan["without_stall"], true);
-    EXPECT_LE(double{plan["waits"]}, 0.02);
-    const double whole = plan["with_all"]["step_s"];
-    EXPECT_LE(double{plan["with_least"]["step_s"]}, 1.01 * whole);
-    EXPECT_LT(plan["least_budgets_per_rank"]["device_bytes"],
-              plan["with_all"]["budgets_per_rank"]["device_bytes"]);
+    const json found = json::parse(outcome.out);
+    EXPECT_EQ(found["limited_by"], "computation");
+    EXPECT_EQ(found["without_stall"], true);
+    EXPECT_LE(double{found["waits"]}, 0.02);
+    const double whole = found["with_all"]["step_s"];
+    EXPECT_LE(double{found["with_fast"]["step_s"]}, 1.01 * whole);
+    EXPECT_LT(found["fast_budgets_per_rank"]["device_bytes"],
+              found["with_all"]["budgets_per_rank"]["device_bytes"]);
+    EXPECT_LE(found["least_budgets_per_rank"]["device_bytes"],
+              found["fast_budgets_per_rank"]["device_bytes"]);
+    EXPECT_EQ(found["parameter_bytes"], 2 * uint64_t{found["with_all"]["parameters"]});
 }
 
-TEST(StepwellPlan, WhatCannotBeIsToldWithTensorMomentAndBytes)
+// A file of safetensors with these tensors of fp32, or a part of it.
+void write_checkpoint(const std::string &file, const std::string &tensors, size_t data)
 {
-    const Outcome outcome = run({"plan", TEST_DATA "/models/paper-10t.json", kMachine});
+    std::string header = "{\"__metadata__\": {\"format\": \"pt\"}, " + tensors + "}";
+    std::string text(8, '\0');
+    for (size_t i = 0; i < 8; ++i) text[i] = static_cast<char>(header.size() >> (8 * i));
+    std::ofstream(file, std::ios::binary) << text << header << std::string(data, 'x');
+}
+
+std::string stored(const std::string &name, uint64_t elements, uint64_t begin)
+{
+    return "\"" + name + "\": {\"dtype\": \"F32\", \"shape\": [2, " + std::to_string(elements / 2) +
+           "], \"data_offsets\": [" + std::to_string(begin) + ", " +
+           std::to_string(begin + 4 * elements) + "]}";
+}
+
+TEST(StepwellEstimate, ACheckpointIsAModelByItsHeaders)
+{
+    const Here here;
+    const std::string place = here.path() + "/model";
+    std::filesystem::create_directory(place);
+    write_checkpoint(place + "/a.safetensors",
+                     stored("embedding.weight", 200'000, 0) + ", " +
+                         stored("layers.0.weight", 400'000, 800'000),
+                     2'400'000);
+    write_checkpoint(place + "/b.safetensors", stored("layers.10.weight", 400'000, 0), 1'600'000);
+    const auto estimated = [&](const char *optimizer) {
+        const Outcome outcome =
+            run({"estimate", "--json", "--optimizer", optimizer, place, kMachine});
+        EXPECT_EQ(outcome.status, 0) << outcome.err;
+        return json::parse(outcome.out);
+    };
+    const json found = estimated("adamw");
+    EXPECT_EQ(found["model"], "model");
+    EXPECT_EQ(found["with_all"]["parameters"], 1'000'000);
+    EXPECT_EQ(found["parameter_bytes"], 4'000'000);
+    EXPECT_EQ(found["gradient_bytes"], 4'000'000);
+    EXPECT_EQ(found["state_bytes"], 8'000'000);
+    EXPECT_EQ(estimated("momentum")["state_bytes"], 4'000'000);
+    EXPECT_EQ(estimated("sgd")["state_bytes"], 0);
+    EXPECT_THAT(run({"estimate", place, kMachine, "--tokens", "4k"}).err,
+                HasSubstr("--tokens takes a number from 1 to 1e9, not '4k'."));
+    EXPECT_THAT(run({"estimate", place, kMachine, "--activations", "100 GB"}).err,
+                HasSubstr("does not fit"));
+    EXPECT_THAT(run({"estimate", place, kMachine, "--optimizer", "lion"}).err,
+                HasSubstr("--optimizer takes adamw, momentum, adagrad or sgd, not 'lion'."));
+}
+
+TEST(StepwellEstimate, ADamagedCheckpointIsRefusedByName)
+{
+    const Here here;
+    const std::string file = here.path() + "/a.safetensors";
+    const auto refusal = [&] { return run({"estimate", file, kMachine}).err; };
+    std::ofstream(file) << "short";
+    EXPECT_THAT(refusal(), HasSubstr("a.safetensors' cannot be read, or has no 8 bytes"));
+    std::ofstream(file) << "these are no sizes";
+    EXPECT_THAT(refusal(), HasSubstr(" bytes, of 18: it is no file of safetensors"));
+    write_checkpoint(file, "1", 0);
+    EXPECT_THAT(refusal(), HasSubstr("has a header that is no JSON object"));
+    const std::string whole = stored("w", 100, 0);
+    write_checkpoint(file, whole, 396);
+    EXPECT_THAT(refusal(), HasSubstr("has a tensor 'w' at bytes 0 to 400 of 396, which its shape "
+                                     "and dtype do not take"));
+    for (const auto &[from, to, why] :
+         std::vector<std::tuple<std::string, std::string, std::string>>{
+             {"F32", "F31", "'w' of dtype 'F31', which is not known"},
+             {"F32", "F16", "'w' at bytes 0 to 400 of 400"},
+             {"[2, 50]", "[2, -50]", "'w' whose shape is no list of sizes"},
+             {"[2, 50]", "[4294967296, 4294967296]", "'w' whose shape is no list of sizes"},
+             {"\"dtype\"", "\"type\"", "'w' without dtype, shape and data_offsets"},
+             {"F32", "I32", "has no tensor of floating-point numbers to train"}}) {
+        std::string changed = whole;
+        changed.replace(changed.find(from), from.size(), to);
+        write_checkpoint(file, changed, 400);
+        EXPECT_THAT(refusal(), HasSubstr(why)) << changed;
+    }
+}
+
+TEST(StepwellEstimate, WhatCannotBeIsToldWithTensorMomentAndBytes)
+{
+    const Outcome outcome = run({"estimate", TEST_DATA "/models/paper-10t.json", kMachine});
     EXPECT_EQ(outcome.status, 1);
     EXPECT_EQ(outcome.out, "");
-    EXPECT_THAT(outcome.err, HasSubstr("stepwell plan: "));
+    EXPECT_THAT(outcome.err, HasSubstr("stepwell estimate: "));
     EXPECT_THAT(outcome.err, HasSubstr("1 ranks: it must be a multiple of the model-parallel"));
-    const Outcome eight = run({"plan", TEST_DATA "/models/paper-8b-16.json", kMachine});
+    const Outcome eight = run({"estimate", TEST_DATA "/models/paper-8b-16.json", kMachine});
     EXPECT_EQ(eight.status, 1);
     EXPECT_THAT(eight.err, testing::MatchesRegex(
-                               "stepwell plan: 'layer.*' does not fit into host by [0-9]+ bytes "
-                               "when it is created: .*\n"));
+                               "stepwell estimate: 'layer.*' does not fit into host by [0-9]+ "
+                               "bytes when it is created: .*\n"));
 }
 
 }  // namespace

@@ -82,16 +82,21 @@ std::string points_json(const std::string &model, const simulate::Machine &machi
     return dumped(json);
 }
 
-std::string plan_json(const std::string &model, const simulate::Machine &machine,
-                      const simulate::Plan &plan)
+std::string estimate_json(const std::string &model, const simulate::Machine &machine,
+                          const simulate::Estimate &estimate)
 {
     Json json = head(model, machine);
-    json["limited_by"] = plan.limit;
-    json["without_stall"] = plan.without_stall;
-    json["waits"] = plan.waits;
-    json["least_budgets_per_rank"] = budgets_json(plan.least.budgets);
-    json["with_all"] = answer_json(plan.whole);
-    json["with_least"] = answer_json(plan.least);
+    json["parameter_bytes"] = estimate.parameter_bytes;
+    json["gradient_bytes"] = estimate.gradient_bytes;
+    json["state_bytes"] = estimate.state_bytes;
+    json["limited_by"] = estimate.limit;
+    json["without_stall"] = estimate.without_stall;
+    json["waits"] = estimate.waits;
+    json["least_budgets_per_rank"] = budgets_json(estimate.least.budgets);
+    json["fast_budgets_per_rank"] = budgets_json(estimate.fast.budgets);
+    json["with_all"] = answer_json(estimate.whole);
+    json["with_fast"] = answer_json(estimate.fast);
+    json["with_least"] = answer_json(estimate.least);
     return dumped(json);
 }
 

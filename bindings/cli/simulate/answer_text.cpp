@@ -126,31 +126,37 @@ std::string sweep_text(const std::string &key, const std::vector<Point> &points)
     return text;
 }
 
-std::string plan_text(const std::string &model, const simulate::Machine &machine,
-                      const simulate::Plan &plan)
+std::string estimate_text(const std::string &model, const simulate::Machine &machine,
+                          const simulate::Estimate &estimate)
 {
-    std::string text = title(model, machine, plan.whole);
-    text += "  limited by    " + printable(plan.limit) + "\n";
-    text += times_text(plan.whole);
-    text +=
-        plan.without_stall
-            ? "smallest budgets without stall, of each rank\n"
-            : formatted("no budgets here train it without stall: with all there is a step waits "
-                        "%.0f %% of its time\nsmallest budgets that are as fast, of each rank\n",
-                        100 * plan.waits);
-    const simulate::Budgets &least = plan.least.budgets;
-    const simulate::Budgets &whole = plan.whole.budgets;
-    const struct {
-        const char *name;
-        uint64_t least, whole;
-    } tiers[] = {{"device", least.device_bytes, whole.device_bytes},
-                 {"host", least.host_bytes, whole.host_bytes},
-                 {"nvme", least.nvme_bytes, whole.nvme_bytes}};
-    for (const auto &tier : tiers)
-        text += formatted("  %-13s %s of %s\n", tier.name, bytes_text(tier.least).c_str(),
-                          bytes_text(tier.whole).c_str());
+    std::string text = title(model, machine, estimate.whole);
+    text += formatted("  bytes         %s of parameters, %s of gradients, %s of optimizer states\n",
+                      bytes_text(estimate.parameter_bytes).c_str(),
+                      bytes_text(estimate.gradient_bytes).c_str(),
+                      bytes_text(estimate.state_bytes).c_str());
+    text += "  limited by    " + printable(estimate.limit) + "\n";
+    text += times_text(estimate.whole);
+    if (!estimate.without_stall)
+        text += formatted("no budgets here train it without stall: with all there is a step waits "
+                          "%.0f %% of its time\n",
+                          100 * estimate.waits);
+    text += formatted("budgets of each rank\n                %-13s %-13s %-13s stored now\n",
+                      "at least", estimate.without_stall ? "without stall" : "as fast", "of");
+    const auto row = [&](const char *name, uint64_t simulate::Budgets::*tier, size_t place) {
+        text += formatted("  %-13s %-13s %-13s %-13s %s\n", name,
+                          bytes_text(estimate.least.budgets.*tier).c_str(),
+                          bytes_text(estimate.fast.budgets.*tier).c_str(),
+                          bytes_text(estimate.whole.budgets.*tier).c_str(),
+                          bytes_text(estimate.whole.rest_bytes[place]).c_str());
+    };
+    row("device", &simulate::Budgets::device_bytes, 0);
+    row("host", &simulate::Budgets::host_bytes, 1);
+    row("nvme", &simulate::Budgets::nvme_bytes, 2);
+    text += formatted(
+        "  a step takes  %-13s %-13s %s\n", seconds_text(estimate.least.step_s).c_str(),
+        seconds_text(estimate.fast.step_s).c_str(), seconds_text(estimate.whole.step_s).c_str());
     return text + formatted("device and host are tried in steps of 1/%u of what there is\n",
-                            simulate::kPlanShares);
+                            simulate::kEstimateShares);
 }
 
 }  // namespace stepwell::cli

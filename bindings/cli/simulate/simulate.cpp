@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "simulate.h"
 
+#include "checkpoint.h"
 #include "files.h"
 #include "sweep.h"
 
@@ -22,6 +23,8 @@ using simulate::Model;
 constexpr const char *kThisHost = "this-host";
 constexpr size_t kPointsMax = 64;
 constexpr double kRanksMax = 1e9;
+constexpr double kTokensMax = 1e9;
+constexpr double kActivationsMax = 1e15;
 
 struct Sweep {
     std::string key;
@@ -86,6 +89,25 @@ std::string found_file(const std::string &name, const std::string &kind)
                                            : "and the examples are " + names;
     throw Refused("There is no " + kind + " file '" + printable(name) + "' here, " + hint +
                   "; give the path of a file.");
+}
+
+Model model_of(const SimulateOptions &options)
+{
+    if (!is_checkpoint(options.model)) return read_model(found_file(options.model, "model"));
+    CheckpointUse use;
+    use.optimizer = options.optimizer;
+    std::string why;
+    double value = 0;
+    if (!parse_quantity(options.tokens, Unit::kCount, &value, &why) || value < 1 ||
+        value > kTokensMax)
+        throw Refused("--tokens takes a number from 1 to 1e9, not '" + printable(options.tokens) +
+                      "'.");
+    use.tokens = value;
+    if (!parse_quantity(options.activations, Unit::kBytes, &value, &why) || value > kActivationsMax)
+        throw Refused("--activations takes bytes, such as 2GB, not '" +
+                      printable(options.activations) + "'.");
+    use.activation_bytes = rounded(value);
+    return read_checkpoint(options.model, use);
 }
 
 Machine machine_of(const SimulateOptions &options)
@@ -178,7 +200,7 @@ std::string why_no_sweep(const std::string &sweep)
 
 Simulated run_simulate(const SimulateOptions &options, const SimulateProgress &progress)
 {
-    const Model model = read_model(found_file(options.model, "model"));
+    const Model model = model_of(options);
     const Machine machine = machine_of(options);
     const simulate::Options engine = engine_options(options);
     if (options.sweep.empty()) {
@@ -199,14 +221,14 @@ Simulated run_simulate(const SimulateOptions &options, const SimulateProgress &p
             answers};
 }
 
-std::string run_plan(const SimulateOptions &options)
+std::string run_estimate(const SimulateOptions &options)
 {
-    const Model model = read_model(found_file(options.model, "model"));
+    const Model model = model_of(options);
     const Machine machine = machine_of(options);
-    Result<simulate::Plan> made = simulate::plan(model, machine, engine_options(options));
+    Result<simulate::Estimate> made = simulate::estimate(model, machine, engine_options(options));
     if (!made.ok()) throw Refused(sentence(made.status()));
-    return options.json ? plan_json(model.name, machine, made.value())
-                        : plan_text(model.name, machine, made.value());
+    return options.json ? estimate_json(model.name, machine, made.value())
+                        : estimate_text(model.name, machine, made.value());
 }
 
 }  // namespace stepwell::cli

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `stepwell simulate` and `stepwell plan`: files in, text, JSON or a plot out. Throws Refused.
+// `stepwell simulate` and `stepwell estimate`: files in, text, JSON or a plot out. Throws Refused.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,8 @@
 namespace stepwell::cli {
 
 struct SimulateOptions {
-    std::string model;    // a file, or the name of one that is installed
+    // A file, or the name of one that is installed; a checkpoint of safetensors, see below.
+    std::string model;
     std::string machine;  // likewise; a profile of `stepwell tune`; or "this-host"
     uint32_t ranks = 0;   // 0: all
     bool exposed_update = false;
@@ -19,6 +20,10 @@ struct SimulateOptions {
     std::string gpu_memory;  // of a machine that a profile does not tell it of
     std::string gpu_flops;
     bool json = false;
+    // Of a checkpoint, which does not say them.
+    std::string optimizer = "adamw";
+    std::string tokens = "2048";      // of a step on a GPU, a quantity
+    std::string activations = "0 B";  // bytes that a step saves for backward, a quantity
 };
 
 // "" or what is wrong with the words of a sweep.
@@ -32,6 +37,6 @@ struct Simulated {
 };
 Simulated run_simulate(const SimulateOptions &options, const SimulateProgress &progress);
 // What is printed.
-std::string run_plan(const SimulateOptions &options);
+std::string run_estimate(const SimulateOptions &options);
 
 }  // namespace stepwell::cli

@@ -2,7 +2,7 @@
 // Answers as text, JSON and a plot.
 #pragma once
 
-#include "lib/simulate/plan.h"
+#include "lib/simulate/estimate.h"
 
 #include <string>
 #include <vector>
@@ -22,10 +22,10 @@ std::string answer_text(const std::string &model, const simulate::Machine &machi
 std::string sweep_text(const std::string &key, const std::vector<Point> &points);
 std::string points_json(const std::string &model, const simulate::Machine &machine,
                         const std::vector<Point> &points);
-std::string plan_text(const std::string &model, const simulate::Machine &machine,
-                      const simulate::Plan &plan);
-std::string plan_json(const std::string &model, const simulate::Machine &machine,
-                      const simulate::Plan &plan);
+std::string estimate_text(const std::string &model, const simulate::Machine &machine,
+                          const simulate::Estimate &estimate);
+std::string estimate_json(const std::string &model, const simulate::Machine &machine,
+                          const simulate::Estimate &estimate);
 // One self-contained SVG: TFLOPS of a GPU over the values, and what the bound would allow.
 std::string sweep_svg(const std::string &title, const std::string &key,
                       const std::vector<Point> &points);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lib/simulate/plan.h"
+#include "lib/simulate/estimate.h"
 #include "tests/unit/simulate/machines.h"
 
 #include <numeric>
@@ -183,7 +183,7 @@ TEST(Simulate, AParameterWhoseUpdateIsPendingWaitsForTheUpdate)
         Machine machine = small_machine();
         machine.achieved_flops_per_s = 500e12;
         machine.collectives.in_node_bytes_per_s = 1e12;
-        Result<Plan> made = plan(model, machine, options);
+        Result<Estimate> made = estimate(model, machine, options);
         ASSERT_TRUE(made.ok()) << made.status().sentence();
         EXPECT_EQ(made.value().limit.substr(0, 6), "update");
         const Answer &answer = made.value().whole;
@@ -458,22 +458,25 @@ TEST(Simulate, TheCostGrowsWithTheTensorsAndNotWithTheRanks)
 }
 
 // A slow processor hides what is moved, a fast one waits for it whatever the budgets.
-TEST(SimulatedPlan, SaysWhetherThereAreBudgetsWithoutStall)
+TEST(SimulatedEstimate, SaysWhetherThereAreBudgetsWithoutStall)
 {
     const Model model = on_nvme(3);
-    const auto plan_with = [&](double flops_per_s) {
+    const auto estimate_with = [&](double flops_per_s) {
         Machine machine = small_machine();
         machine.peak_flops_per_s = machine.achieved_flops_per_s = flops_per_s;
-        Result<Plan> made = plan(model, machine, {});
+        Result<Estimate> made = estimate(model, machine, {});
         EXPECT_TRUE(made.ok()) << made.status().sentence();
-        return made.ok() ? made.take() : Plan{};
+        return made.ok() ? made.take() : Estimate{};
     };
-    const Plan slow = plan_with(0.02e12);
+    const Estimate slow = estimate_with(0.02e12);
     EXPECT_TRUE(slow.without_stall) << slow.waits;
     EXPECT_EQ(slow.limit, "computation");
-    EXPECT_LE(slow.least.budgets.device_bytes, slow.whole.budgets.device_bytes);
-    EXPECT_LE(slow.least.step_s, 1.01 * slow.whole.step_s);
-    const Plan fast = plan_with(500e12);
+    EXPECT_LE(slow.fast.budgets.device_bytes, slow.whole.budgets.device_bytes);
+    EXPECT_LE(slow.fast.step_s, 1.01 * slow.whole.step_s);
+    EXPECT_LT(slow.least.budgets.device_bytes, slow.whole.budgets.device_bytes);
+    EXPECT_LE(slow.least.budgets.device_bytes, slow.fast.budgets.device_bytes);
+    EXPECT_GE(slow.least.step_s, slow.fast.step_s);
+    const Estimate fast = estimate_with(500e12);
     EXPECT_FALSE(fast.without_stall) << fast.waits;
     EXPECT_NE(fast.limit, "computation");
     EXPECT_LE(fast.waits, 1);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lib/simulate/plan.h"
+#include "lib/simulate/estimate.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 namespace stepwell::simulate {
@@ -28,48 +29,68 @@ std::string limit_of(const Answer &answer)
     return limit;
 }
 
-// Finds the smallest number of shares that is as fast, by bisection.
+// Finds the smallest number of shares with which a step takes no longer, by bisection.
 void shrink(const Model &model, const Machine &machine, Options options, uint64_t Budgets::*tier,
-            double target_s, Plan *found)
+            double target_s, Answer *found)
 {
-    const uint64_t all = found->least.budgets.*tier;
+    const uint64_t all = found->budgets.*tier;
     uint64_t too_few = 0;
-    uint64_t enough = kPlanShares;
+    uint64_t enough = kEstimateShares;
     while (enough - too_few > 1) {
         const uint64_t shares = too_few + (enough - too_few) / 2;
-        options.budgets = found->least.budgets;
-        options.budgets.*tier = all / kPlanShares * shares;
+        options.budgets = found->budgets;
+        options.budgets.*tier = all / kEstimateShares * shares;
         Result<Answer> tried = simulate(model, machine, options);
         if (!tried.ok() || tried.value().step_s > target_s) {
             too_few = shares;
             continue;
         }
         enough = shares;
-        found->least = tried.take();
+        *found = tried.take();
     }
+}
+
+Answer shrunk(const Model &model, const Machine &machine, Options options, double target_s,
+              const Answer &from)
+{
+    Answer found = from;
+    options.largest = false;
+    options.has_budgets = true;
+    for (uint64_t Budgets::*tier : {&Budgets::device_bytes, &Budgets::host_bytes})
+        shrink(model, machine, options, tier, target_s, &found);
+    // The farthest tier needs what rests there.
+    found.budgets.nvme_bytes = found.peak_bytes[kNvmePlace];
+    return found;
+}
+
+uint64_t trained_of(const Model &model)
+{
+    uint64_t trained = 0;
+    for (const Layer &layer : model.layers)
+        for (const Part &part : layer.parts)
+            if (!part.frozen) trained += layer.count * part.parameters;
+    return trained;
 }
 
 }  // namespace
 
-Result<Plan> plan(const Model &model, const Machine &machine, const Options &options)
+Result<Estimate> estimate(const Model &model, const Machine &machine, const Options &options)
 {
-    Plan found;
-    Options tried = options;
-    Result<Answer> whole = simulate(model, machine, tried);
+    Estimate found;
+    Result<Answer> whole = simulate(model, machine, options);
     if (!whole.ok()) return std::move(whole.status());
     found.whole = whole.take();
-    found.least = found.whole;
     found.limit = limit_of(found.whole);
     const auto &stalls = found.whole.stall_s;
     found.waits = std::accumulate(stalls.begin(), stalls.end(), 0.0) / found.whole.step_s;
     found.without_stall = found.waits <= kStallOfStep;
-    tried.largest = false;
-    tried.has_budgets = true;
-    const double target_s = found.whole.step_s * kAsFast;
-    for (uint64_t Budgets::*tier : {&Budgets::device_bytes, &Budgets::host_bytes})
-        shrink(model, machine, tried, tier, target_s, &found);
-    // The farthest tier needs what rests there.
-    found.least.budgets.nvme_bytes = found.least.peak_bytes[kNvmePlace];
+    found.fast = shrunk(model, machine, options, found.whole.step_s * kAsFast, found.whole);
+    found.least =
+        shrunk(model, machine, options, std::numeric_limits<double>::infinity(), found.fast);
+    const uint64_t trained = trained_of(model);
+    found.parameter_bytes = model.parameters() * model.parameter_bytes;
+    found.gradient_bytes = trained * model.gradient_bytes;
+    found.state_bytes = model.states_of(trained, false);
     return found;
 }
 

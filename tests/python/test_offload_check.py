@@ -19,7 +19,7 @@ if HAS_TORCH:
 
     import stepwell
     import stepwell.torch
-    from stepwell.torch import _optimizer, _records
+    from stepwell.torch import _kinds, _records
 
 
 def made(optimizer="AdamW", dropout=0.0):
@@ -110,12 +110,12 @@ class Check(unittest.TestCase):
         return found
 
     def test_a_wrong_hyper_parameter_of_the_kernel_is_named_by_the_first_weight(self):
-        right = _optimizer._adam
+        right = _kinds._adam
 
         def wrong(group):
             return right({**group, "lr": group["lr"] * 1.01})
 
-        with mock.patch.object(_optimizer._KINDS[torch.optim.AdamW], "hyper", wrong):
+        with mock.patch.object(_kinds.KINDS[torch.optim.AdamW], "hyper", wrong):
             found = self.found(r"^step 0: after it: parameter '0.weight': \d+ of 9216 elements "
                                r"differ; element 0 is .* in plain torch, .* offloaded$")
         self.assertEqual(found.steps, 1)

@@ -17,7 +17,7 @@ if HAS_TORCH:
     import torch
 
     import offload_programs as programs
-    from stepwell.torch import _optimizer
+    from stepwell.torch import _kinds
 
 DRAWS = int(os.environ.get("STEPWELL_DRAWS", "200"))
 SEED = int(os.environ.get("STEPWELL_SEED", "1"))
@@ -47,7 +47,7 @@ class Property(unittest.TestCase):
         self.assertGreater(counts["equal"], DRAWS // 2, counts)
 
     def test_a_planted_fault_is_found_and_its_program_reduced(self):
-        kind = _optimizer._KINDS[torch.optim.AdamW]
+        kind = _kinds.KINDS[torch.optim.AdamW]
         right = kind.hyper
         draw = programs.Draw("frozen", "AdamW", "tight", [
             ["average", "clip values"], ["learning rate", "scale gradients"], []])

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Threads, signals, forks and the interpreter's exit."""
-import os
 import signal
 import subprocess
 import sys

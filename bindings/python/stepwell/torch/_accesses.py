@@ -9,10 +9,10 @@ import torch
 from . import _edges, _tiles
 from ._division import split
 from ._entries import Entry, Snapshot
+from ._lazy import READ, READ_WRITE
 from ._private import pop
 from ._records import (
-    DTYPES, READ, READ_WRITE, VERSIONED, Offloaded, Record, find_absent, memory_order, read,
-    users_of, write,
+    DTYPES, VERSIONED, Offloaded, Record, find_absent, memory_order, read, users_of, write,
 )
 
 if TYPE_CHECKING:

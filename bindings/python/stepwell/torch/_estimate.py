@@ -17,7 +17,7 @@ from .._enums import Link
 from .._options import Device
 from .._runtime import Runtime
 from ..errors import BudgetError
-from . import _optimizer, _tiles
+from . import _kinds, _optimizer, _tiles
 from ._division import SHARE, Part, beside, check_room, parts
 from ._making import checked, need, spec_of
 from ._sizes import Places, Size, nvme_of, size_of
@@ -195,11 +195,11 @@ def estimate(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] 
     block = block_bytes or _abi.STW_BLOCK_2M
     most = None if tile_bytes is None else size_of(tile_bytes)
     plan = _Plan(parameters, block, store_name is not None)
-    states = 0 if optimizer is None else _optimizer.states_of(optimizer)
+    states = 0 if optimizer is None else _kinds.states_of(optimizer)
     trained = [record for record in plan.records if record.parameter.requires_grad]
     elements = sum(record.elements for record in trained)
     halves = sum(record.elements for record in trained if record.dtype.itemsize < 4)
-    kernel = optimizer is None or _optimizer.kind_of(optimizer) is not None
+    kernel = optimizer is None or _kinds.kind_of(optimizer) is not None
     update = 0 if optimizer is None else _update_blocks(plan, kernel, states)
 
     def enough(budget: int) -> bool:

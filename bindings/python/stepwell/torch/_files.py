@@ -21,9 +21,9 @@ from .. import _abi, _waiting
 from .._library import lib
 from ..errors import check
 from ._commits import extra_states
-from ._lazy import Lazy
-from ._offload import Size, size_of
-from ._records import READ, Offloaded, Record, read, write
+from ._lazy import READ, Lazy
+from ._records import Offloaded, Record, read, write
+from ._sizes import Size, size_of
 from ._streams import PART_BYTES, Place, Reader, Writer
 
 Path = Union[str, "os.PathLike[str]"]

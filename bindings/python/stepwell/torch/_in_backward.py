@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Dict, List
 
 import torch
 
-from ._optimizer import Steps
 from ._records import Record
+from ._steps import Steps
 
 if TYPE_CHECKING:
     from ._offload import Offload

@@ -13,7 +13,7 @@ import torch
 from .._runtime import Runtime
 from .._tensor import TensorSpec
 from ..errors import BudgetError
-from . import _optimizer, _tiles, _wrappers
+from . import _kinds, _tiles, _wrappers
 from ._commits import extra_states
 from ._records import DTYPES, TRAINED, Offloaded
 
@@ -77,7 +77,7 @@ def check_updates(optimizer: Optional[torch.optim.Optimizer], keep_gradients: bo
                   update_in_backward: bool, find_unused_parameters: bool) -> None:
     if update_in_backward and optimizer is None:
         raise ValueError("update_in_backward=True needs the optimizer: give it to offload()")
-    if (update_in_backward and optimizer is not None and _optimizer.kind_of(optimizer) is None
+    if (update_in_backward and optimizer is not None and _kinds.kind_of(optimizer) is None
             and not type(optimizer).__module__.startswith("torch.optim.")):
         raise ValueError(
             f"update_in_backward=True runs an optimizer for one parameter after the other, and "
@@ -128,7 +128,7 @@ def need(model: torch.nn.Module, parameters: List[Tuple[str, torch.nn.Parameter]
           optimizer: Optional[torch.optim.Optimizer], block: int, copies: int,
           later: Collection[int] = ()) -> int:
     """Bytes of nvme for parameters, gradients and states. copies: of each durable tensor."""
-    states = 0 if optimizer is None else _optimizer.states_of(optimizer)
+    states = 0 if optimizer is None else _kinds.states_of(optimizer)
     need = _SLACK * block
     for _, parameter in parameters:
         half = parameter.element_size() < 4
@@ -176,11 +176,11 @@ def lacking(offload: "Offload", error: BudgetError) -> str:
 
 def check_updates_fit(offload: "Offload", optimizer: Optional[torch.optim.Optimizer]) -> None:
     """A kernel works on a block of each of a parameter's tensors at a time."""
-    kind = None if optimizer is None else _optimizer.kind_of(optimizer)
+    kind = None if optimizer is None else _kinds.kind_of(optimizer)
     trained = [record for record in offload.records if record.parameter.requires_grad]
     if optimizer is None or kind is None or offload.has_host or not trained:
         return
-    states = (_optimizer.states_of(optimizer)
+    states = (_kinds.states_of(optimizer)
               + any(record.dtype.itemsize < 4 for record in trained))
     blocks, block = offload.budget // offload.block_bytes, offload.block_bytes
     if (blocks < 2 + states and states

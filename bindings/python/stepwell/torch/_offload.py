@@ -19,7 +19,7 @@ from .._options import Device
 from .._phase import Phase, Step, StepStats
 from .._runtime import Runtime
 from ..errors import BudgetError, BusyError, InvalidError, MismatchError
-from . import _collectives, _optimizer, _tiles, _wrappers
+from . import _collectives, _kinds, _optimizer, _tiles, _wrappers
 from ._accesses import Accesses, copies_begin, copies_end
 from ._commits import Commits
 from ._division import SHARE, cut, stays
@@ -119,7 +119,7 @@ class Offload:
         if self.ranks is not None:
             self.ranks.find_unused = find_unused_parameters
         self.model, self.optimizer, self.parameters = model, optimizer, parameters
-        self.own_steps = optimizer is not None and _optimizer.kind_of(optimizer) is None
+        self.own_steps = optimizer is not None and _kinds.kind_of(optimizer) is None
         if durable:
             self.commits = Commits(self, parameters, strict)
             parameters = self.commits.parameters
@@ -133,7 +133,7 @@ class Offload:
             self._handles.append(module.register_state_dict_post_hook(copies_end))
         if self.commits is not None:
             self.commits.restore()
-        states = 0 if optimizer is None else _optimizer.states_of(optimizer)
+        states = 0 if optimizer is None else _kinds.states_of(optimizer)
         # Parameters that are updated in backward release their pins and gradients there.
         self.resident = not update_in_backward and stays(self, states)
         if optimizer is not None:

@@ -22,7 +22,7 @@ from .._enums import Access
 from .._library import lib
 from .._tensor import Tensor, TensorSpec
 from ..errors import BudgetError, BusyError, EmptyError, check
-from ._lazy import READ, READ_WRITE, Lazy, Source
+from ._lazy import Lazy, Source
 
 if TYPE_CHECKING:
     from ._offload import Offload

@@ -14,7 +14,7 @@ import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Deque, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Deque, Iterator, List, NamedTuple, Optional, Tuple
 
 PARTS = 4
 PART_BYTES = 2 << 20

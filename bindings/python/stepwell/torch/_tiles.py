@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from .._enums import Access
 from .._tensor import Tensor
 from ..errors import BudgetError
+from ._lazy import READ, READ_WRITE
 from ._private import not_compiled, pop
-from ._records import READ, READ_WRITE, Offloaded, Record, read, users_of, write
+from ._records import Offloaded, Record, read, users_of, write
 from ._units import Unit, shares
 
 if TYPE_CHECKING:

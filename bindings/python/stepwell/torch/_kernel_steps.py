@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps by a kernel of the library."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple
+
+import torch
+
+from .._optimizer import Hyper
+from .._optimizer import Optimizer as Kernel
+from ._kinds import Kind, kind_of, torch_order
+from ._lazy import Lazy
+from ._records import Record, write
+from ._states import CountSource, MasterSource, ParameterState, StateSource, copied, parts, whole
+from ._steps import Steps, closure_of
+
+if TYPE_CHECKING:
+    from ._offload import Offload
+
+MASTER = "master_param"  # the name in state_dict() of a 16-bit parameter's fp32 master
+
+
+class KernelSteps(Steps):
+    """Steps by a kernel of the library."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, offload: "Offload", kind: Kind) -> None:
+        super().__init__(optimizer, offload)
+        self.kind = kind
+        self._given: Dict[int, Hyper] = {}
+        group = optimizer.param_groups[0]
+        self.momentum = type(optimizer) is not torch.optim.SGD or bool(group["momentum"])
+        self.names = dict(kind.states) if self.momentum else {}
+        self.counts = type(optimizer) is not torch.optim.SGD  # whether torch has a state "step"
+        self._changed: Dict[Record, ParameterState] = {}  # by the program, and not in the kernel
+        self._pending = False   # an update may still be under way
+        self._unsure: Dict[Record, None] = {}  # over ranks: updated if any rank had a gradient
+        self._masters: Dict[Record, torch.Tensor] = {}  # loaded, for the next update
+        self.kernel = Kernel(offload.runtime, kind.algorithm(group), kind.hyper(group),
+                             name="optimizer", durable=offload.commits is not None,
+                             torch_order=torch_order(optimizer))
+        self._given[0] = kind.hyper(group)
+        self._add([(at, record) for at, record in self.records()
+                   if record.parameter.requires_grad])
+
+    def _add(self, pairs: List[Tuple[int, Record]]) -> None:
+        """Add the parameters that have no states yet, with their states."""
+        for group in sorted({group for group, _ in pairs}):
+            self._set_hyper(group)
+            fresh = [record for at, record in pairs if at == group and record.group < 0]
+            if fresh:
+                self.finish()
+                self.offload.room(self.kernel.add_many, [
+                    (record.tensor, record.make_gradient()) for record in fresh], group=group)
+            for record in fresh:
+                record.group = group
+                if record.parameter in self.state:
+                    self._changed.setdefault(record, self.state.shown(record))
+            for at, record in pairs:
+                if at == group and record.group != group:
+                    raise RuntimeError(
+                        f"{record.label()} was updated in group {record.group} of the optimizer "
+                        f"and is in group {group} now: a parameter in tiers keeps its group, so "
+                        "close() the model, change the groups and offload again")
+
+    def _set_hyper(self, group: int) -> None:
+        settings = self.optimizer.param_groups[group]
+        hyper = self.kind.hyper(settings)
+        if self._given.get(group) == hyper:
+            return
+        if bool(settings.get("momentum", self.momentum)) != self.momentum:
+            raise RuntimeError(
+                f"the momentum of group {group} is {settings['momentum']} now, and the optimizer "
+                f"was offloaded {'with' if self.momentum else 'without'} momentum, by which its "
+                "states were made: close() the model and offload again")
+        self.kernel.set_hyper(hyper, group=group)
+        self._given[group] = hyper
+
+    def step(self, args: Any, kwargs: Any) -> Any:
+        loss = None
+        closure = closure_of(*args, **kwargs)
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        kind = kind_of(self.optimizer, self.before)
+        if kind is None or kind.algorithm(self.optimizer.param_groups[0]) != self.kernel.algorithm:
+            raise RuntimeError(
+                f"{self.before.__name__} was offloaded to be stepped by a kernel, and its groups "
+                "ask for what it has not now (amsgrad, capturable, differentiable, another kind of "
+                "decay, groups that differ in having momentum, tensors as hyper-parameters): "
+                "close() the model and offload again")
+        offload = self.offload
+        try:
+            every = self._begin()
+            lent = [record for _, record in every if record.given]
+            for record in lent:
+                offload.gradients.lend(record)
+            due = self._due(every)
+            if due:
+                self.update(due)
+            for record in lent:
+                offload.gradients.lent(record)
+            # With no transfers to wait for, an update beside the next forward pass would only take
+            # one of its cores, for which torch's other threads wait.
+            if offload.resident or any(record.seen_outside() for _, record in every):
+                self.finish()
+            if offload.in_backward is not None:
+                offload.in_backward.end_step()
+        finally:
+            offload.end_step()
+        return loss
+
+    def update(self, due: List[Tuple[int, Record]]) -> None:
+        self._add(due)
+        if self._changed:
+            self.settle()
+        if self._masters:
+            self._give_masters()
+        for keep in (False, True):  # a gradient with its own place keeps it
+            tensors = [record.tensor for _, record in due
+                       if (self.offload.keep_gradients or record.place is not None) == keep]
+            if tensors:
+                self._pending = True
+                self.kernel.step(tensors, verdict=False, keep_gradients=keep)
+        for _, record in due:
+            record.changes += 1
+            record.spent = not self.offload.keep_gradients
+            if not self.state.get(record.parameter):
+                if self.offload.ranks is None:
+                    self._show(record)
+                else:
+                    self._unsure[record] = None
+            if not record.elements and self.counts:  # a kernel counts updates of elements
+                self.state[record.parameter]["step"].add_(1)
+
+    def may_be_empty(self, every: List[Tuple[int, Record]]) -> Set[Record]:
+        return {record for _, record in every}
+
+    def update_early(self, due: List[Tuple[int, Record]]) -> None:
+        # A queued step waits for its room after the call; parameters are added between steps.
+        known = [(group, record) for group, record in due if record.group >= 0]
+        if known:
+            self.update(known)
+
+    # -- states -----------------------------------------------------------------------------------
+
+    def count(self, record: Record) -> int:
+        """The number of its updates, those under way included."""
+        self.finish()
+        return self.kernel.count(record.tensor) if record.group >= 0 else 0
+
+    def finish(self) -> None:
+        """Wait for the updates under way."""
+        if self._pending:
+            self.offload.runtime.drain()
+            self._pending = False
+
+    def set_count(self, record: Record, count: int) -> None:
+        self.count(record)  # no update may be under way
+        self.kernel.set_count(record.tensor, count)
+
+    def look(self) -> None:
+        unsure, self._unsure = self._unsure, {}
+        for record in unsure:
+            if self.count(record) and not self.state.get(record.parameter):
+                self._show(record)
+
+    def _show(self, record: Record) -> None:
+        """Make the entries that torch has after the first update."""
+        if not self.names and not self.counts:
+            return
+        state = self.state.shown(record)
+        if self.counts:
+            state.show("step", CountSource(self, record).lazy() if record.elements
+                       else torch.zeros(()))
+        for name, own in self.names.items():
+            state.show(name, self._lazy(record, name, own))
+
+    def _lazy(self, record: Record, name: str, own: str) -> Lazy:
+        return StateSource(record, name, self.kernel.state(record.tensor, own), record.size,
+                           record.stride, torch.float32, owned=False).lazy()
+
+    def state_set(self, state: ParameterState, name: Any) -> None:
+        if name == MASTER:
+            value = dict.pop(state, MASTER, None)
+            if isinstance(value, torch.Tensor) and tuple(value.size()) == state.record.size:
+                self._masters[state.record] = copied(value).detach().float()
+        elif name in self.names or name == "step":
+            self._changed[state.record] = state
+
+    def master_of(self, record: Record) -> Optional[MasterSource]:
+        """The fp32 values that updates of a 16-bit parameter go on from, if there are any."""
+        if record.dtype.itemsize >= 4 or record.group < 0 or self.offload.ranks is not None \
+                or not record.elements or not self.count(record):
+            return None
+        return MasterSource(record, self.kernel)
+
+    def prepare(self) -> None:
+        self.look()
+        self.settle()
+        self._give_masters()
+
+    def _give_masters(self) -> None:
+        """Go on from the masters that were loaded, where the weights are still the values of them
+        in their dtype: other weights have been changed since, as plain torch would train them."""
+        masters, self._masters = self._masters, {}
+        for record, values in masters.items():
+            if record.group < 0:
+                continue
+            now = self.offload.accesses.copy_of(record)
+            own = now.float()
+            MasterSource(record, self.kernel).write(
+                torch.where(values.to(record.dtype) == now, values, own))
+
+    def saved(self, state: ParameterState) -> Dict[Any, Any]:
+        master = self.master_of(state.record)
+        return {**super().saved(state), **({} if master is None else {MASTER: master.lazy()})}
+
+    def restore(self) -> None:
+        self.prepare()
+        for state in self.state.values():
+            master = self.master_of(state.record) if isinstance(state, ParameterState) else None
+            if master is not None:
+                state.show(MASTER, master.lazy())
+        super().restore()
+
+    def settle(self) -> None:
+        """Give the kernel the states that the program has assigned."""
+        changed, self._changed = self._changed, {}
+        for record, state in changed.items():
+            if record.group >= 0 and record.elements:  # else the entries stay as they are
+                self._give(record, state)
+
+    def _give(self, record: Record, state: ParameterState) -> None:
+        values = dict(parts(state))
+        present = [name for name in self.names if values.get(name) is not None]
+        if not present:
+            if self.count(record):
+                self.kernel.set_count(record.tensor, 0)
+                for own in self.names.values():
+                    self.kernel.state(record.tensor, own).fill(0)
+            if self.counts and "step" in values and self.names:
+                self._changed[record] = state
+                raise KeyError(next(name for name in self.names if name not in values))
+            return
+        missing = [name for name in self.names if name not in present]
+        if missing or self.counts and "step" not in values:
+            self._changed[record] = state
+            raise KeyError((missing + ["step"])[0])  # as torch does
+        self.count(record)
+        for name, own in self.names.items():
+            value = values[name]
+            tensor = self.kernel.state(record.tensor, own)
+            if isinstance(value, Lazy) and getattr(value._source, "tensor", None) is tensor:
+                continue
+            if tuple(value.size()) != record.size:
+                raise RuntimeError(
+                    f"the state '{name}' of {record.label()} is {tuple(value.size())}, and the "
+                    f"parameter is {record.size}")
+            write(tensor, value.detach().float(), record.stride)
+            state.show(name, self._lazy(record, name, own))
+        step = values.get("step", max(1, self.kernel.count(record.tensor)))
+        if not isinstance(step, Lazy):
+            self.kernel.set_count(record.tensor, whole(step, record))
+        if self.counts and not isinstance(step, Lazy):
+            state.show("step", CountSource(self, record).lazy())
+
+    def kept(self) -> Dict[str, Any]:
+        self.prepare()
+        return {**super().kept(), "added": [record.name for _, record in self.records()
+                                            if record.group >= 0]}
+
+    def resume(self, kept: Dict[str, Any]) -> None:
+        """Add the parameters again, which restores their states and counts."""
+        added = set(kept["added"])
+        self._add([(group, record) for group, record in self.records() if record.name in added])
+        self._changed.clear()
+        for _, record in self.records():
+            if self.kind.eager or self.count(record):
+                self._show(record)
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """As torch's, but states of 16-bit parameters keep their own dtype: torch converts them to
+        the parameter's, and the kernel has them in fp32."""
+        seen: List[Dict[str, Any]] = []
+        handle = self.optimizer.register_load_state_dict_pre_hook(
+            lambda _, given: seen.append(given))
+        try:
+            self.before.load_state_dict(self.optimizer, state_dict)
+        finally:
+            handle.remove()
+        given = seen[0]["state"]
+        numbers = [number for group in seen[0]["param_groups"] for number in group["params"]]
+        for number, (_, record) in zip(numbers, self.records()):
+            if record.dtype.itemsize < 4 and number in given:
+                state = self.state[record.parameter]
+                state.update({name: value for name, value in given[number].items()
+                              if isinstance(value, torch.Tensor)})
+        self._add([(group, record) for group, record in self.records()
+                   if any(name in self.names for name in self.state.get(record.parameter, ()))])
+        self.settle()
+        for group in range(len(self.optimizer.param_groups)):
+            if group in self._given:
+                self._set_hyper(group)

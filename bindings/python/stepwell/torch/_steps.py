@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The common part of an optimizer's steps, by kernels (_kernel_steps.py) and by its own code
+(_own_steps.py)."""
+from __future__ import annotations
+
+import collections
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple
+
+import torch
+
+from ._lazy import Lazy
+from ._records import CONSUMED, Record, own_grad, set_own_grad
+from ._states import ParameterState, States, parts
+
+if TYPE_CHECKING:
+    from ._offload import Offload
+
+_Off = torch._C.DisableTorchFunctionSubclass  # for fields of parameters that may be Absent
+
+
+class Steps:
+    """The common part of both kinds of steps."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, offload: "Offload") -> None:
+        self.optimizer = optimizer
+        self.offload = offload
+        self.before: Any = type(optimizer)
+        self.own_zero_grad = self.before.zero_grad is not torch.optim.Optimizer.zero_grad
+        self.state = States(self)
+
+    def records(self) -> List[Tuple[int, Record]]:
+        """(group, record) of each parameter, in the optimizer's order."""
+        known = self.offload.by_parameter
+        return [(at, known[id(parameter)])
+                for at, group in enumerate(self.optimizer.param_groups)
+                for parameter in group["params"]]
+
+    def record_of(self, parameter: Any) -> Optional[Record]:
+        """The record of a key of optimizer.state."""
+        return self.offload.by_parameter.get(id(parameter))
+
+    def settings(self) -> List[Dict[str, Any]]:
+        """The hyper-parameters of the groups."""
+        return [_settings(group) for group in self.optimizer.param_groups]
+
+    def step(self, args: Any, kwargs: Any) -> Any:
+        """The optimizer's step(), with its arguments."""
+        raise NotImplementedError
+
+    def _begin(self) -> List[Tuple[int, Record]]:
+        """The beginning of a step; returns all (group, record)."""
+        offload = self.offload
+        if offload.in_backward is not None:
+            offload.in_backward.check_settings()
+        offload.mark()
+        if offload.shown:
+            offload.check_shown("step() is called")
+        every = self.records()
+        with _Off():
+            for _, record in every:
+                if record.hooked is None and record.parameter.requires_grad:
+                    record.hook()
+                own = own_grad(record.parameter)
+                if own is not None and not record.given:  # older than the parameter's hook
+                    set_own_grad(record.parameter, None)
+                    record.add_gradient(own)
+        if offload.ranks is not None:
+            offload.ranks.begin()
+            offload.ranks.settle(self.may_be_empty(every))
+        return every
+
+    def _due(self, every: List[Tuple[int, Record]]) -> List[Tuple[int, Record]]:
+        """Those that have a gradient, without those that were updated in backward."""
+        taken = self.offload.in_backward
+        for _, record in every:
+            if record.spent and (taken is None or not taken.has_taken(record)):
+                raise RuntimeError(
+                    f"step() needs the gradient of {record.label()}, which was {CONSUMED}: call "
+                    "zero_grad() before the next backward pass, or offload with "
+                    "keep_gradients=True")
+        return [(group, record) for group, record in every
+                if record.has_gradient and not record.spent]
+
+    def may_be_empty(self, every: List[Tuple[int, Record]]) -> Set[Record]:
+        """Parameters that a step skips if their gradient is empty."""
+        return set()
+
+    def update_early(self, due: List[Tuple[int, Record]]) -> None:
+        """Update parameters during backward. Those without room are left to step()."""
+        raise NotImplementedError
+
+    # -- states -----------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Somebody looks at optimizer.state."""
+
+    def read_state(self, state: ParameterState, name: Any) -> None:
+        """The program reads an entry."""
+
+    def state_set(self, state: ParameterState, name: Any) -> None:
+        """The program has assigned an entry, or removed it."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Move what the program has assigned to tiers."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Give the optimizer plain states, after close()."""
+        self.optimizer.state = in_memory(self.state)
+
+    def kept(self) -> Dict[str, Any]:
+        """Its part of a generation's metadata."""
+        return {"class": self.before.__name__, "groups": self.settings(),
+                "sizes": [len(group["params"]) for group in self.optimizer.param_groups]}
+
+    def resume(self, kept: Dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def state_dict(self) -> Dict[str, Any]:
+        self.prepare()
+        made = self.before.state_dict(self.optimizer)
+        made["state"] = {key: self.saved(value) if isinstance(value, ParameterState) else value
+                         for key, value in made["state"].items()}
+        return made  # type: ignore[no-any-return]
+
+    def prepare(self) -> None:
+        """The states are about to be saved."""
+        self.settle()
+
+    def saved(self, state: ParameterState) -> Dict[Any, Any]:
+        """A parameter's part of state_dict()."""
+        return dict(parts(state))
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        self.before.load_state_dict(self.optimizer, state_dict)
+        self.settle()
+
+
+def in_memory(states: States) -> Any:
+    """The mapping as torch has it, after close()."""
+    found: Any = collections.defaultdict(dict)
+    for parameter, state in states.items():
+        found[parameter] = {
+            name: _settled(value) for name, value in parts(state)}
+    return found
+
+
+def _settled(value: Any) -> Any:
+    """The memory that an object of a state has from now on."""
+    if not isinstance(value, Lazy):
+        return value
+    value._source.settle()
+    return value.in_memory()
+
+
+def closure_of(closure: Any = None) -> Any:
+    """The argument of torch's step()."""
+    return closure
+
+
+def _settings(group: Dict[str, Any]) -> Dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}

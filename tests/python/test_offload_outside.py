@@ -281,6 +281,8 @@ def refused(rank, size):
         lambda: made(FullyShardedDataParallel(layers(2), device_id=cpu)),
         lambda: composed(lambda model: fully_shard(model, mesh=mesh)),
         lambda: composed(lambda model: replicate(model)),
+        lambda: composed(lambda model: fully_shard(model[1], mesh=mesh)),
+        lambda: composed(lambda model: replicate(model[0])),
         lambda: made(fully_shard(layers(2), mesh=mesh)),
     )
     said = []

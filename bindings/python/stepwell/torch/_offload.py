@@ -99,6 +99,7 @@ class Offload:
         self.own_steps = False  # the optimizer's own step() accesses gradients at their addresses
         self._phases: Dict[str, Phase] = {}
         self._handles: List[Any] = []  # of hooks on modules
+        self.modules: List[Tuple[torch.nn.Module, Dict[str, Any]]] = []  # with their fields
         self.fields: Dict[str, Any] = {}  # of the model, until close()
         self._train: Optional[Step] = None
         self._eval: Optional[Step] = None
@@ -129,6 +130,7 @@ class Offload:
         cut(self, "", model, 0)
         install(self, model, None, root=True)
         for module in model.modules():
+            self.modules.append((module, module.__dict__))
             self._handles.append(module.register_state_dict_pre_hook(copies_begin))
             self._handles.append(module.register_state_dict_post_hook(copies_end))
         if self.commits is not None:
@@ -410,6 +412,7 @@ class Offload:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self.modules.clear()
         model.__dict__.pop("_call_impl", None)
         _wrappers.allow(self, model)
         self.units.clear()

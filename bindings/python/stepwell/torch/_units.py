@@ -126,8 +126,6 @@ class Call:
         module = self.module
         if offload.closed or _compiler._is_exporting_flag:
             return _call(module, *args, **kwargs)
-        if _wrappers.is_wrapped(module.__dict__):
-            _wrappers.check(offload, module)
         if not offload.inside():
             return offload.alone(self._outermost, *args, **kwargs)
         compiler = _set_eval_frame(None)  # torch.compile's graphs end here, and others begin inside
@@ -165,6 +163,7 @@ class Call:
                 _set_eval_frame(compiler)
 
     def _outermost(self, *args: Any, **kwargs: Any) -> Any:
+        _wrappers.check(self.offload)
         if not self.root and self.module.training and _grad_enabled():
             self.offload.begin_train()  # a model that is called through its parts
         return self(*args, **kwargs)

@@ -76,24 +76,19 @@ def allow(offload: "Offload", model: torch.nn.Module) -> None:
             model.__dict__[name] = value
 
 
-def is_wrapped(fields: Dict[str, Any]) -> bool:
-    """Whether check() is necessary for a module with these fields."""
-    return (DistributedDataParallel._active_ddp_module is not None or _DIVIDED in fields
-            or _COMPOSED in fields)
-
-
-def check(offload: "Offload", module: torch.nn.Module) -> None:
-    """A module is called. Raises if a wrapper calls it, or has changed it."""
+def check(offload: "Offload") -> None:
+    """The model, or a part of it, is called. Raises if a wrapper calls it, or has changed it."""
     wrapper = DistributedDataParallel._active_ddp_module
     if wrapper is not None and any(
             parameter.requires_grad and isinstance(parameter, Offloaded)
             and parameter._stepwell.offload is offload for parameter in wrapper.parameters()):
         raise TypeError("DistributedDataParallel calls an offloaded model, whose gradients it "
                         f"cannot average, since they are in tiers: {_AVERAGED}")
-    if _is_divided(module):
-        raise TypeError(f"a {type(module).__name__} of an offloaded model was given to FSDP or "
-                        "replicate(), which replace parameters that are in tiers or average their "
-                        f"gradients: {_AVERAGED}")
+    for module, fields in offload.modules:
+        if (_DIVIDED in fields or _COMPOSED in fields) and _is_divided(module):
+            raise TypeError(f"a {type(module).__name__} of an offloaded model was given to FSDP or "
+                            "replicate(), which replace parameters that are in tiers or average "
+                            f"their gradients: {_AVERAGED}")
 
 
 def _is_divided(module: torch.nn.Module) -> bool:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The entries of state_dict(): copies in plain memory whose writes reach the parameter.
+"""The entries of state_dict(): copies in plain memory that follow the parameter.
 
 In plain torch an entry is the parameter, so programs load into entries (torch.distributed.
-checkpoint) or average into them. Here each operation that writes to an entry, or to a view of it,
-writes the parameter as well, or raises if the parameter has changed since the copy was made.
+checkpoint), average into them, or find the present values in old ones. Here each operation on an
+entry, or on a view of it, first renews a copy that is older than the parameter's last change, and
+one that writes to it writes the parameter as well.
 """
 from __future__ import annotations
 
@@ -26,18 +27,35 @@ class Snapshot:
         self._seen = self._changes()
 
     def _changes(self) -> Any:
-        return self.record.changes, self.record.alias._version
-
-    def check(self) -> None:
         record = self.record
-        if record.offload.closed or self._changes() != self._seen:
+        if record.offload.closed:
+            return record.parameter._version
+        return record.changes, record.alias._version
+
+    def renew(self) -> None:
+        """Take the parameter's values, if they have changed."""
+        now = self._changes()
+        if now == self._seen:
+            return
+        record = self.record
+        if record.offload.closed:
+            values = record.parameter.detach()
+        elif record.offload.ranks is None:
+            values = record.offload.accesses.copy_of(record)
+        else:
             raise RuntimeError(
-                f"this entry of state_dict() is a copy of {record.label()} that is older than the "
-                "parameter's last change, so it is not written: call state_dict() again, write to "
-                "the parameter itself, or to a clone() of the entry")
+                f"this entry of state_dict() is older than the last change of {record.label()}, "
+                "whose values all processes would have to collect: call state_dict() again in all "
+                "of them, or take a clone() of the entry before the change")
+        self.whole.copy_(values)
+        self._seen = now
 
     def written(self) -> None:
-        self.record.offload.accesses.set_data(self.record, self.whole)
+        record = self.record
+        if record.offload.closed:
+            record.parameter.detach().copy_(self.whole)
+        else:
+            record.offload.accesses.set_data(record, self.whole)
         self._seen = self._changes()
 
 
@@ -70,7 +88,7 @@ class Entry(torch.Tensor):
             if not isinstance(value, Entry):
                 return value
             if id(value) not in shown:
-                shown[id(value)] = value.plain()
+                shown[id(value)] = value.plain()  # which renews it
                 own[id(shown[id(value)])] = value
             return shown[id(value)]
 
@@ -90,8 +108,6 @@ class Entry(torch.Tensor):
         written = {value._source: None
                    for value in _pytree.tree_leaves([given[name] for name in names & set(given)])
                    if isinstance(value, Entry)}
-        for source in written:
-            source.check()
         args, kwargs = _pytree.tree_map(show, (args, kwargs or {}))
         result = func(*args, **kwargs)
         for source in written:
@@ -99,7 +115,8 @@ class Entry(torch.Tensor):
         return _pytree.tree_map(wrap, result)
 
     def plain(self) -> torch.Tensor:
-        """A plain tensor over its memory."""
+        """A plain tensor over its memory, which has the parameter's values."""
+        self._source.renew()
         with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
             return _plain(torch.Tensor, self)  # type: ignore[no-any-return]
 
@@ -123,6 +140,12 @@ class Entry(torch.Tensor):
 
     def tolist(self) -> Any:
         return self.plain().tolist()
+
+    def data_ptr(self) -> int:
+        return self.plain().data_ptr()
+
+    def untyped_storage(self) -> Any:
+        return self.plain().untyped_storage()
 
     def numpy(self, *, force: bool = False) -> Any:
         """A read-only array, since no write to it would reach the parameter."""

@@ -21,7 +21,7 @@ from .._library import unchecked
 from .._runtime import Runtime
 from .._tensor import Tensor
 from ..errors import error_of
-from ._records import Record, flat, own_grad, set_own_grad, users_of
+from ._records import Record, flat, own_grad, set_own_grad
 
 if TYPE_CHECKING:
     from ._offload import Offload
@@ -31,6 +31,7 @@ _ELEMENTS = 1 << 20     # and about the maximum of their elements
 _get_grad = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
 _set_grad = torch.Tensor.grad.__set__  # type: ignore[attr-defined]
 _strided = torch.strided
+_users = torch._C._storage_Use_Count  # type: ignore[attr-defined]
 _adopt = unchecked("stw_reduce_adopt")
 _adopt.argtypes = [ctypes.c_void_p] * 5
 _reduce = unchecked("stw_reduce")
@@ -45,8 +46,9 @@ def _program_has(parameter: torch.Tensor) -> bool:
     grad = _get_grad(parameter)
     if grad is None or grad.layout is not _strided:  # which is refused where it is taken
         return False
-    return (sys.getrefcount(grad) > _BASE or users_of(grad) > 1
-            or not grad.untyped_storage().resizable())
+    storage = grad.untyped_storage()
+    return (sys.getrefcount(grad) > _BASE or _users(storage._cdata) > 2  # with this object
+            or not storage.resizable())
 
 
 _BASE = 1 << 30
@@ -147,12 +149,13 @@ class Gradients:
         if offload.in_backward is not None:
             offload.in_backward.coming(record)
         whole = parameter is record.parameter  # else it stands for a part of a parameter
+        small = record.place is not None and not record.has_gradient and not record.spent
         if whole and record.given:
             pass  # autograd has added it to the program's memory
+        elif whole and small:  # Arrived looks whether the program has it
+            offload.gradients.small.put(record, offload.backward.knows(task))
         elif whole and offload.gradients.kept_by_program(record):
             pass  # a hook has kept it
-        elif record.place is not None and not record.has_gradient and not record.spent and whole:
-            offload.gradients.small.put(record, offload.backward.knows(task))
         else:
             grad = own_grad(parameter)
             set_own_grad(parameter, None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import TYPE_CHECKING, Dict, List
+from typing import TYPE_CHECKING, Dict, List, Optional
 
 import torch
 
@@ -41,14 +41,24 @@ _grad_enabled = torch.is_grad_enabled
 _Off = torch._C.DisableTorchFunctionSubclass
 
 
+def _alone(parameter: torch.Tensor) -> Optional[torch.Tensor]:
+    """Its `.grad`; None if anything else refers to it, or to the memory of it."""
+    grad = _get_grad(parameter)
+    if grad is None or grad.layout is not _strided:
+        return None
+    storage = grad.untyped_storage()
+    if (sys.getrefcount(grad) > _BASE or _users(storage._cdata) > 2  # with this object
+            or not storage.resizable()):
+        return None
+    return grad  # type: ignore[no-any-return]
+
+
 def _program_has(parameter: torch.Tensor) -> bool:
     """Whether anything but the parameter refers to its `.grad`, or to the memory of it."""
-    grad = _get_grad(parameter)
-    if grad is None or grad.layout is not _strided:  # which is refused where it is taken
+    if _alone(parameter) is not None:
         return False
-    storage = grad.untyped_storage()
-    return (sys.getrefcount(grad) > _BASE or _users(storage._cdata) > 2  # with this object
-            or not storage.resizable())
+    grad = _get_grad(parameter)
+    return grad is not None and grad.layout is _strided  # else it is refused where it is taken
 
 
 _BASE = 1 << 30
@@ -57,10 +67,10 @@ _probe.grad = torch.zeros(1)
 
 
 def _measure() -> int:
-    """The references that a gradient has in _program_has() while only its parameter has it."""
+    """The references that a gradient has in _alone() while only its parameter has it."""
     global _BASE
     _BASE = 1
-    while _program_has(_probe):
+    while _alone(_probe) is None:
         _BASE += 1
     return _BASE
 
@@ -94,15 +104,17 @@ class Arrived:
     def _copy(self, records: List[Record]) -> None:
         found, grads, requests = [], [], []
         for record in records:
-            if record.offload.gradients.kept_by_program(record):
-                continue
-            grad = _get_grad(record.parameter)
-            if grad is None:  # dropped, or computed twice in the pass
-                continue
-            if grad.layout is not _strided or record.has_gradient:
-                _set_grad(record.parameter, None)
-                record.add_gradient(grad)
-                continue
+            grad = _alone(record.parameter)
+            if grad is None or record.has_gradient:
+                if record.offload.gradients.kept_by_program(record):
+                    continue
+                grad = _get_grad(record.parameter)
+                if grad is None:  # dropped, or computed twice in the pass
+                    continue
+                if grad.layout is not _strided or record.has_gradient:
+                    _set_grad(record.parameter, None)
+                    record.add_gradient(grad)
+                    continue
             found.append(record)
             grads.append(grad if grad.stride() == record.stride else flat(grad, record.stride))
             requests.append(record.place)

@@ -48,11 +48,11 @@ RequestedRange range_of(stw_tensor *tensor, void *into, uint64_t begin, uint64_t
 
 }  // namespace
 
-// In elements of the shard.
-Status Masters::prepare(const stw_tensor &parameter, stw_copy_options *options,
-                        Range *part_out) const
+// The part is in elements of the shard.
+Status Masters::prepare(stw_optimizer *optimizer, stw_tensor *parameter, stw_copy_options *options,
+                        Range *part_out, KeptMaster *kept_out)
 {
-    const std::string text = parameter_text(parameter.name);
+    const std::string text = parameter_text(parameter->name);
     if ((options->dtype != 0 && options->dtype != STW_F32) || options->stream ||
         options->tier == STW_TIER_DEVICE) {
         return Status::error(STW_ERROR_INVALID,
@@ -60,7 +60,7 @@ Status Masters::prepare(const stw_tensor &parameter, stw_copy_options *options,
                              "a stream",
                              text.c_str());
     }
-    if (parameter.sharding && parameter.sharding->is_sharded() && options->scope != STW_SHARD) {
+    if (parameter->sharding && parameter->sharding->is_sharded() && options->scope != STW_SHARD) {
         return Status::error(STW_ERROR_UNSUPPORTED,
                              "%s is sharded: its master is read and written by shards, with "
                              "options.scope STW_SHARD on each rank",
@@ -68,7 +68,8 @@ Status Masters::prepare(const stw_tensor &parameter, stw_copy_options *options,
     }
     options->dtype = STW_F32;
     Range asked;
-    return chunks_.resolve_copy(parameter, *options, &asked, part_out);
+    STW_TRY(chunks_.resolve_copy(*parameter, *options, &asked, part_out));
+    return optimizers_.kept_master(optimizer, parameter, options->timeout_ns, kept_out);
 }
 
 Status Masters::read(stw_optimizer *optimizer, stw_tensor *parameter, float *destination,
@@ -76,9 +77,8 @@ Status Masters::read(stw_optimizer *optimizer, stw_tensor *parameter, float *des
 {
     stw_copy_options copy = options;
     Range part;
-    STW_TRY(prepare(*parameter, &copy, &part));
     KeptMaster kept;
-    STW_TRY(optimizers_.kept_master(optimizer, parameter, copy.timeout_ns, &kept));
+    STW_TRY(prepare(optimizer, parameter, &copy, &part, &kept));
     if (kept.is_remade || kept.whole)
         return reductions_.read(kept.is_remade ? parameter : kept.whole, destination, copy);
     return read_parts(parameter, kept, destination, part, copy.timeout_ns);
@@ -120,9 +120,8 @@ Status Masters::write(stw_optimizer *optimizer, stw_tensor *parameter, const flo
 {
     stw_copy_options copy = options;
     Range part;
-    STW_TRY(prepare(*parameter, &copy, &part));
     KeptMaster kept;
-    STW_TRY(optimizers_.kept_master(optimizer, parameter, copy.timeout_ns, &kept));
+    STW_TRY(prepare(optimizer, parameter, &copy, &part, &kept));
     const bool ends_a_byte = part.count % 8 == 0 || part.begin + part.count == parameter->elements;
     if (kept.low && (part.begin % 8 != 0 || !ends_a_byte)) {
         return Status::error(STW_ERROR_INVALID,

@@ -36,8 +36,8 @@ public:
                  const stw_copy_options &options);
 
 private:
-    Status prepare(const stw_tensor &parameter, stw_copy_options *options,
-                   collective::Range *part_out) const;
+    Status prepare(stw_optimizer *optimizer, stw_tensor *parameter, stw_copy_options *options,
+                   collective::Range *part_out, KeptMaster *kept_out);
     Status read_parts(stw_tensor *parameter, const KeptMaster &kept, float *destination,
                       collective::Range part, uint64_t timeout_ns);
     Status write_parts(const KeptMaster &kept, const float *source, collective::Range part,

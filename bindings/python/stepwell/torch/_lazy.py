@@ -38,25 +38,21 @@ collectives: List[Any] = []  # what _collectives.py has for operations of torch.
 class Source:
     """The bytes behind lazy tensors, of a tensor in tiers or of memory that took its place."""
 
-    __slots__ = ("offload", "size", "stride", "dtype", "plain", "__weakref__")
+    __slots__ = ("record", "offload", "size", "stride", "dtype", "plain", "__weakref__")
 
-    def __init__(self, offload: "Offload", size: Tuple[int, ...], stride: Tuple[int, ...],
+    def __init__(self, record: Any, size: Tuple[int, ...], stride: Tuple[int, ...],
                  dtype: torch.dtype) -> None:
-        self.offload = offload
+        self.record = record  # of the parameter, with which an optimizer's loop reaches the bytes
+        self.offload: "Offload" = record.offload
         self.size = size
         self.stride = stride
         self.dtype = dtype
         self.plain: Optional[torch.Tensor] = None  # instead of the tiers, after close()
-        offload.sources[next(_numbers)] = self
+        self.offload.sources[next(_numbers)] = self
 
     @property
     def tensor(self) -> Optional[Tensor]:
         """Where the bytes are, if they are in one tensor of the tiers."""
-        raise NotImplementedError
-
-    @property
-    def owner(self) -> Any:
-        """The parameter's record, with which an optimizer's loop reaches the bytes."""
         raise NotImplementedError
 
     def label(self) -> str:
@@ -70,7 +66,7 @@ class Source:
     @property
     def copied(self) -> bool:
         """Whether memory() returns a copy, since the bytes are never pinned as a whole."""
-        return False
+        return bool(self.record.large)
 
     def used(self, memory: torch.Tensor, result: Any, wrote: bool) -> None:
         """An operation has used what memory() returned."""
@@ -90,7 +86,7 @@ class Source:
                     storage, 0, (storage.nbytes() // self.dtype.itemsize,))
             del self.offload.shown[tensor]
         if self.offload.window is not None and not torch.is_grad_enabled():
-            return self.offload.window.fetch(self.owner, tensor, access)
+            return self.offload.window.fetch(self.record, tensor, access)
         return torch.from_dlpack(self.offload.runtime.fetch(tensor, access))
 
     def settle(self) -> None:

@@ -543,11 +543,10 @@ class GradSource(Source):
     """The bytes of a parameter's gradient. If the gradient is dropped while the program still has
     an object of it, its values move to a tensor of the source's own."""
 
-    __slots__ = ("record", "_lazy", "_state", "_moved")
+    __slots__ = ("_lazy", "_state", "_moved")
 
     def __init__(self, record: Record) -> None:
-        super().__init__(record.offload, record.size, record.stride, record.dtype)
-        self.record = record
+        super().__init__(record, record.size, record.stride, record.dtype)
         self._state = _Gradient.PRESENT
         self._moved: Optional[Tensor] = None
         self._lazy: "Optional[weakref.ref[Lazy]]" = None
@@ -555,14 +554,6 @@ class GradSource(Source):
     @property
     def tensor(self) -> Optional[Tensor]:
         return self._moved if self._state is _Gradient.MOVED else self.record.gradient
-
-    @property
-    def owner(self) -> Record:
-        return self.record
-
-    @property
-    def copied(self) -> bool:
-        return self.record.large
 
     def label(self) -> str:
         return f"the gradient of {self.record.label()}"

@@ -22,12 +22,11 @@ _clone = torch.ops.aten.clone.default
 class StateSource(Source):
     """The bytes of a state of a parameter. owned: its tensor ends with it."""
 
-    __slots__ = ("record", "name", "held", "owned")
+    __slots__ = ("name", "held", "owned")
 
     def __init__(self, record: Record, name: str, tensor: Tensor, size: Tuple[int, ...],
                  stride: Tuple[int, ...], dtype: torch.dtype, owned: bool) -> None:
-        super().__init__(record.offload, size, stride, dtype)
-        self.record = record
+        super().__init__(record, size, stride, dtype)
         self.name = name
         self.held: Optional[Tensor] = tensor
         self.owned = owned
@@ -35,14 +34,6 @@ class StateSource(Source):
     @property
     def tensor(self) -> Optional[Tensor]:
         return self.held
-
-    @property
-    def owner(self) -> Record:
-        return self.record
-
-    @property
-    def copied(self) -> bool:
-        return self.record.large
 
     def label(self) -> str:
         return f"the state '{self.name}' of {self.record.label()}"
@@ -96,16 +87,11 @@ def whole(step: Any, record: Record) -> int:
 class CountSource(Source):
     """The number of updates of a parameter, which its kernel counts."""
 
-    __slots__ = ("record", "_steps")
+    __slots__ = ("_steps",)
 
     def __init__(self, steps: Any, record: Record) -> None:
-        super().__init__(record.offload, (), (), torch.float32)
-        self.record = record
+        super().__init__(record, (), (), torch.float32)
         self._steps = steps
-
-    @property
-    def owner(self) -> Record:
-        return self.record
 
     tensor = None
 
@@ -130,16 +116,11 @@ class MasterSource(Source):
     """The fp32 values of a parameter of 16 bits, which its kernel updates; not part of
     optimizer.state, but of state_dict()."""
 
-    __slots__ = ("record", "_kernel")
+    __slots__ = ("_kernel",)
 
     def __init__(self, record: Record, kernel: Any) -> None:
-        super().__init__(record.offload, record.size, record.stride, torch.float32)
-        self.record = record
+        super().__init__(record, record.size, record.stride, torch.float32)
         self._kernel = kernel
-
-    @property
-    def owner(self) -> Record:
-        return self.record
 
     @property
     def copied(self) -> bool:

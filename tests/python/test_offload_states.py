@@ -672,6 +672,28 @@ class Gradient(Same):
         lazy = [type(p.grad).__name__ for p in model.parameters()]
         self.assertEqual(lazy[:-1], ["Lazy"] * (2 * LAYERS - 1))
 
+    def test_hooks_that_are_older_than_the_offload_see_the_sum(self):
+        seen = []
+
+        def see(p):
+            seen.append(p.grad.clone())
+            p.grad.mul_(0.5)
+
+        def make(parameters):
+            every = list(parameters)
+            for p in every:
+                p.register_post_accumulate_grad_hook(see)
+            return torch.optim.AdamW(every, 0.01)
+
+        def program(model, optimizer):
+            for _ in range(3):
+                backward(model)
+            optimizer.step()
+            found = list(seen)
+            seen.clear()
+            return found
+        self.same(make, program)
+
     def test_what_code_in_c_or_numpy_does_is_done_or_refused(self):
         def hooks(model, optimizer):
             seen = []

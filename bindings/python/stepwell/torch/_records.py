@@ -228,6 +228,13 @@ class Record:
             if self.tiles is None:
                 self.hooked = self.parameter.register_post_accumulate_grad_hook(
                     self.offload.gradients.accumulated)
+                # Before those of the program, to which `.grad` then is the sum. Torch calls them in
+                # the order in which the dict got them.
+                hooks: Any = self.parameter._post_accumulate_grad_hooks
+                others = [each for each in hooks.items() if each[0] != self.hooked.id]
+                for key, _ in others:
+                    del hooks[key]
+                hooks.update(others)
 
     def make_gradient(self) -> Tensor:
         if self.gradient is None:

@@ -14,6 +14,7 @@ if HAS_TORCH:
     import torch
     import torch.nn.functional as F
     from torch import nn
+    from torch.utils.checkpoint import checkpoint
 
     import stepwell
     import stepwell.torch
@@ -50,7 +51,7 @@ class Autocast(unittest.TestCase):
     def setUp(self):
         torch.set_num_threads(1)
 
-    def losses(self, blocks, cache):
+    def losses(self, blocks, cache, way=""):
         torch.manual_seed(1)
         model = Kinds()
         optimizer = torch.optim.SGD(model.parameters(), 1e-4)
@@ -64,8 +65,11 @@ class Autocast(unittest.TestCase):
             for step in range(3):
                 torch.manual_seed(step)
                 with torch.autocast("cpu", torch.bfloat16, cache_enabled=cache):
-                    loss = model(torch.randn(4, 128)).float().square().mean()
-                loss.backward()
+                    loss = self.loss(model, way)
+                    if way == "backward inside":
+                        loss.backward()
+                if way != "backward inside":
+                    loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
                 found.append(loss.item())
@@ -73,12 +77,87 @@ class Autocast(unittest.TestCase):
                 stepwell.torch.offloaded(model).close()
         return found, [parameter.sum().item() for parameter in model.parameters()]
 
+    def loss(self, model, way):
+        """A loss of one or two calls of the model."""
+        first, second = torch.randn(4, 128), torch.randn(4, 128)
+        if way == "checkpoint":
+            return checkpoint(model, first, use_reentrant=False).float().square().mean()
+        if way == "hooks that keep":
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+                return model(first).float().square().mean()
+        loss = model(first).float().square().mean()
+        if way == "evaluated between":
+            with torch.no_grad():
+                loss = loss * model(second).float().square().mean()
+        if way in ("twice", "evaluated between"):  # both uses of a weight have one copy
+            loss = loss + model(second).float().square().mean()
+        return loss
+
     def test_losses_and_weights_are_those_of_plain_torch(self):
-        for cache in (True, False):
-            plain = self.losses(0, cache)
-            for blocks in (12, 128):
-                with self.subTest(cache=cache, blocks=blocks):
-                    self.assertEqual(self.losses(blocks, cache), plain)
+        for way in ("", "twice", "evaluated between", "backward inside", "checkpoint",
+                    "hooks that keep"):
+            for cache in (True, False):
+                plain = self.losses(0, cache, way)
+                for blocks in (12, 128):
+                    with self.subTest(way, cache=cache, blocks=blocks):
+                        self.assertEqual(self.losses(blocks, cache, way), plain)
+
+    def deep(self):
+        """A model of 8 256 KiB in a budget of 8 MiB, whose units are several of them."""
+        torch.manual_seed(1)
+        model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)))
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+        stepwell.torch.offload(model, optimizer, device_bytes=128 * BLOCK, block_bytes=BLOCK)
+        self.addCleanup(stepwell.torch.offloaded(model).close)
+        return model, optimizer, stepwell.torch.offloaded(model)
+
+    def test_the_cache_holds_memory_of_pinned_parameters_alone(self):
+        model, _, made = self.deep()
+
+        def sizes():
+            copies = [cast.copy() for cast in made.casts.found.values()]
+            return [copy.untyped_storage().nbytes() for copy in copies if copy is not None]
+        inside = []
+        model[7].register_forward_hook(lambda *_: inside.append(sum(sizes())))
+        with torch.autocast("cpu", torch.bfloat16):
+            x = torch.ones(2, 256, requires_grad=True)
+            loss = model(x).sum()
+            self.assertEqual(sizes(), [0] * 8)  # they are objects of the cache still
+            loss = loss + model(x).sum()
+            halves = model[3].weight.to(torch.bfloat16)  # another copy, which the program has
+            halves = halves @ halves
+            self.assertEqual(sizes(), [0] * 8)
+            loss = loss + model(x).sum() + halves.sum()
+        self.assertLessEqual(max(inside), 4 * 256 * 256 * 2)
+        del halves
+        self.assertEqual(sizes(), [])
+        loss.backward()
+
+    def test_a_copy_from_before_an_update_is_an_error(self):
+        model, optimizer, _ = self.deep()
+        x = torch.ones(2, 256, requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16):
+            model(x).sum().backward()
+            optimizer.step()
+            with self.assertRaisesRegex(RuntimeError, "cache has a copy of parameter '0.weight'"):
+                model(x)
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            model(x).sum().backward()  # in a block of its own
+        optimizer.step()
+
+    def test_a_copy_that_the_program_has_keeps_its_memory(self):
+        model, _, made = self.deep()
+        x = torch.ones(2, 256, requires_grad=True)
+        kept = []
+
+        def keep(module, args, out):
+            kept.append(made.casts.found[made.by_parameter[id(module.weight)]].copy())
+        model[2].register_forward_hook(keep)
+        with torch.autocast("cpu", torch.bfloat16):
+            model(x)
+            self.assertEqual(kept[0].untyped_storage().nbytes(), 2 * 256 * 256)
+            self.assertTrue(torch.equal(kept[0], model[2].weight.bfloat16()))
 
     def test_the_casts_of_weights_are_saved_as_references(self):
         model = nn.Linear(128, 128)

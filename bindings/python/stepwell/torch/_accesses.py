@@ -46,6 +46,7 @@ class Accesses:
         for record, view in list(self.touched.items()):
             if view.held:
                 record.pin()
+                self._offload.casts.fill([record])
             else:
                 del self.touched[record]
 
@@ -148,6 +149,8 @@ class Accesses:
         self.touched[record] = self._offload.runtime.fetch(
             record.tensor, READ_WRITE if writes else READ)
         record.pin()
+        if self._offload.casts.found:
+            self._offload.casts.fill([record])
 
     def end_touched(self, records: List[Record]) -> None:
         """End accesses that would block a unit's fetch."""
@@ -158,6 +161,8 @@ class Accesses:
     def _untouch(self, record: Record) -> None:
         view = self.touched[record]
         self._shown.pop(record, None)
+        if self._offload.casts.found:
+            self._offload.casts.empty([record])
         changed = record.unpin(stays=view.access != READ)
         view.release()
         del self.touched[record]

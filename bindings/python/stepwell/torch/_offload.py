@@ -21,6 +21,7 @@ from .._runtime import Runtime
 from ..errors import BudgetError, BusyError, InvalidError, MismatchError
 from . import _collectives, _kinds, _optimizer, _tiles, _wrappers
 from ._accesses import Accesses, copies_begin, copies_end
+from ._casts import Casts
 from ._commits import Commits
 from ._division import SHARE, cut, stays
 from ._gradients import Gradients
@@ -74,6 +75,7 @@ class Offload:
         self.units: List[Unit] = []
         self.hooks = Hooks(self)
         self.accesses = Accesses(self)
+        self.casts = Casts()
         self.gradients = Gradients(self, ranks)
         self.backward = Backward(self.gradients.small)
         self.meter = Meter(runtime)

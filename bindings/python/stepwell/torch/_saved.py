@@ -91,6 +91,7 @@ def _cast(tensor: torch.Tensor) -> Any:
             or base.device != tensor.device or base.device.type != "cpu"
             or base.stride() != record.stride or base.storage_offset()):
         return None
+    record.offload.casts.note(record, base)
     return SavedCast(record, tensor)
 
 
@@ -267,7 +268,11 @@ class Hooks:
 
         def pack(tensor: torch.Tensor) -> Any:
             record = records.get(tensor.untyped_storage().data_ptr())
-            return below(tensor) if record is None else Saved(record, tensor)
+            if record is not None:
+                return Saved(record, tensor)
+            if tensor.dtype is not _full and tensor.grad_fn is not None:
+                _cast(tensor)  # which notes it
+            return below(tensor)
 
         def unpack(packed: Any) -> torch.Tensor:
             if type(packed) is Saved:

@@ -69,12 +69,16 @@ class Unit:
                 if record.pins == 1:
                     record.parameter.__class__ = Present
         self.depth += 1
+        if self.depth == 1 and self.offload.casts.found:
+            self._fill()
 
     def leave(self, keep: bool = False) -> None:
         """The call ends. keep: its views may be held until they have to be released."""
         self.depth -= 1
         if self.depth:
             return
+        if self.offload.casts.found:
+            self.offload.casts.empty(self.records)
         written = self.written
         for record in self.records:
             if record.alias._version != record.seen:
@@ -90,6 +94,13 @@ class Unit:
         self.views.release()
         if written:
             self._save()
+
+    def _fill(self) -> None:
+        try:
+            self.offload.casts.fill(self.records)
+        except BaseException:
+            self.leave()
+            raise
 
     def _save(self) -> None:
         for record, changed in self.written:

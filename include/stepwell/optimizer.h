@@ -227,8 +227,10 @@ typedef struct stw_update_options {
     double clip_norm;                /* of the scaled gradients together; 0: no clip */
     double norm_type;                /* 0: 2; infinity allowed */
     uint64_t timeout_ns;
+    const void *const *gradients;    /* NULL, or for each of `parameters` its gradient, in host
+                                        memory, in place of the gradient tensor's; NULL: that */
 } stw_update_options;
-#define STW_UPDATE_OPTIONS_INIT { sizeof(stw_update_options), 0, 0, 0, 0, 0, 0, 0, 0 }
+#define STW_UPDATE_OPTIONS_INIT { sizeof(stw_update_options), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 typedef struct stw_update_result {
     uint32_t struct_size;
@@ -256,6 +258,11 @@ typedef struct stw_update_result {
  * hyper-parameters as of its call. A parameter is in one queued step at a time: updates of it come
  * in the order of the calls, and an optimizer has at most as many steps queued as parameters.
  *
+ * Gradients in `gradients` are the caller's: the elements and the dtype of the gradient tensor, which
+ * is neither read nor emptied. They are not copied, and stay as they are until the updates have
+ * ended (STW_UPDATE_WAIT, stw_runtime_drain). Such a step has no verdict, and runs on the CPU;
+ * UNSUPPORTED over ranks.
+ *
  * With STW_UPDATE_SPECULATE a step of some parameters, in the middle of backward, updates before
  * the verdict is known, as if no clip were needed and all gradients were finite. The next step
  * without the flag is the verdict of all such parameters, which it names (or all): it has the
@@ -281,7 +288,7 @@ typedef struct stw_update_result {
  * gradient cannot be read) changes nothing: the parameter is VALID, but fetches, commits and later
  * steps return the cause until it is written or stw_runtime_clear_error accepts its contents.
  *
- * Ownership: none.  Threads: one at a time.
+ * Ownership: `gradients` is lent until the updates have ended.  Threads: one at a time.
  * Blocks:    until earlier steps of the optimizer that have one of its parameters, or a verdict,
  *            are complete; one with a verdict, until all of them are. Then with result_out until
  *            the verdict (norm and skip known), and with STW_UPDATE_WAIT until its last byte, on a

@@ -246,6 +246,11 @@ stw_status stw_optimizer_step(stw_optimizer *optimizer, const stw_update_options
         if (copy.parameter_count > 0 && !copy.parameters) {
             return Status::error(STW_ERROR_INVALID, "options.parameters is null");
         }
+        if (copy.gradients && !copy.parameters) {
+            return Status::error(STW_ERROR_INVALID,
+                                 "options.gradients is of the parameters in options.parameters, "
+                                 "which is null");
+        }
         for (uint32_t i = 0; copy.parameters && i < copy.parameter_count; ++i) {
             STW_TRY(check_parameter(optimizer, copy.parameters[i]));
         }

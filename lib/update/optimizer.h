@@ -60,6 +60,7 @@ struct StepOptions {
     bool wants_verdict = false;  // wait for it, and measure even if neither clip nor skip needs it
     const TensorId *parameters = nullptr;  // null: all
     uint32_t parameter_count = 0;
+    const void *const *gradients = nullptr;  // in place of the tensors', of each parameter or null
     double gradient_scale = 0.0;  // 0: 1.0
     double clip_norm = 0.0;       // 0: no clip
     double norm_type = 0.0;       // 0: 2; or infinity

@@ -121,6 +121,7 @@ struct ParameterJob final : Job {
     [[nodiscard]] uint32_t pieces_of(uint64_t begin, uint64_t elements, uint32_t tensors) const;
     [[nodiscard]] uint64_t next_run() const;
     void scan(Chunk &chunk) const;
+    void insert_given(Chunk &chunk) const;
     void update(const Chunk &chunk, const Part &part) const;
     void update_slice(const Chunk &chunk, const Part &part, uint64_t begin, uint64_t count) const;
     void update_master(kernels::Chunk &work, const Chunk &chunk, const Part &part,
@@ -183,6 +184,8 @@ struct ParameterJob final : Job {
     std::vector<Part *> parts;  // in the order of entries
     uint64_t count = 0;         // completed updates
     bool selected = false;      // of the caller of step()
+    const void *asked = nullptr;  // likewise: a gradient in the caller's memory
+    const void *given = nullptr;  // of its step
     Step *step = nullptr;       // its step, until its tensors are unclaimed
 
     StepPhase phase = StepPhase::kIdle;

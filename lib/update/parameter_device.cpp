@@ -36,7 +36,8 @@ static_assert(static_cast<uint32_t>(kernels::Decay::kDecoupled) == STW_DECAY_DEC
 // CPU kernels, which no device has, and devices work on whole masters.
 PlaceId ParameterJob::find_place() const
 {
-    if (owner.custom.update != nullptr || owner.torch_order || shape.is_split) return kAnyCpuPlace;
+    if (owner.custom.update != nullptr || owner.torch_order || shape.is_split || given != nullptr)
+        return kAnyCpuPlace;
     TensorId tensors[kJobTensorsMax];
     for (uint32_t i = 0; i < turn_count; ++i) tensors[i] = turns[i].tensor;
     const uint32_t kept = turn_count > kOthers ? turn_count - kOthers : 1;

@@ -164,7 +164,7 @@ void ParameterJob::cut_update(Chunk &chunk) const
         more = false;
         for (uint32_t i = 0; i < n; ++i) {
             const uint64_t left = chunk.element_count - done[i];
-            if (left == 0) continue;
+            if (left == 0 || (i == kGradient && given != nullptr)) continue;
             const uint64_t begin = chunk.element_begin + done[i];
             const uint64_t run = common_run(shape.layouts + i, 1, begin, left, block_bytes);
             const Access writes =
@@ -180,7 +180,7 @@ void ParameterJob::cut_update(Chunk &chunk) const
             more |= done[i] < chunk.element_count;
         }
     }
-    STW_ASSERT(on_device() || chunk.piece_count == n);
+    STW_ASSERT(on_device() || chunk.piece_count == n - (given != nullptr ? 1 : 0));
     for (uint32_t i = 0; i < n; ++i) {
         if (!has_older_piece(part, i)) continue;
         Layout layout = shape.layouts[i];
@@ -291,12 +291,22 @@ Status ParameterJob::run(Chunk &chunk)
     }
     const Part &part = *parts[chunk.part];
     if (on_device()) return update_on_device(chunk, part);
+    if (given != nullptr) insert_given(chunk);
     copy_older(chunk, part);
     if (phase == StepPhase::kRestore) return {};
     make_fresh(chunk, part);
     if (owner.custom.update != nullptr) return update_custom(chunk, part);
     update(chunk, part);
     return {};
+}
+
+// The pointers are those of the tensors then, as without it.
+void ParameterJob::insert_given(Chunk &chunk) const
+{
+    for (uint32_t i = chunk.piece_count; i > kGradient; --i)
+        chunk.pointers[i] = chunk.pointers[i - 1];
+    const uint64_t begin = chunk.element_begin * element_bytes(shape.gradient_dtype);
+    chunk.pointers[kGradient] = const_cast<char *>(static_cast<const char *>(given)) + begin;
 }
 
 // A unit of the scan that spans two blocks is copied together first: its sum has a fixed order.
@@ -540,7 +550,8 @@ void ParameterJob::end_update()
         if (empty) ++step->result.without_gradient;
         if (!error.ok() && step->failure.ok()) step->failure = error;
     }
-    const bool empties = updated && (step->flags & STW_UPDATE_KEEP_GRADIENTS) == 0;
+    const bool empties =
+        updated && given == nullptr && (step->flags & STW_UPDATE_KEEP_GRADIENTS) == 0;
     leave(empties ? uint64_t{1} << kGradient : 0);
 }
 

@@ -70,6 +70,11 @@ Status Optimizer::Parts::check_options(const StepOptions &options) const
                              "A speculative step has its verdict from the next step that is none: "
                              "it takes no result_out, STW_UPDATE_WAIT or STW_UPDATE_MEASURE.");
     }
+    if (options.gradients != nullptr && (is_early(options) || has_verdict(options))) {
+        return Status::error(STW_ERROR_INVALID,
+                             "A step with gradients of the caller's has no verdict: it takes no "
+                             "result_out, clip, skip, measuring or speculation.");
+    }
     if (options.norm_type != 0.0 && options.norm_type != 2.0 && options.norm_type != kInfinity) {
         return Status::error(STW_ERROR_INVALID, "A norm of type %g: 2 and infinity there are.",
                              options.norm_type);
@@ -88,7 +93,10 @@ Status Optimizer::Parts::select(const StepOptions &options)
 {
     unselect();
     if (options.parameters == nullptr) {
-        for (ParameterJob &job : jobs) chosen.push_back(&job);
+        for (ParameterJob &job : jobs) {
+            job.asked = nullptr;
+            chosen.push_back(&job);
+        }
         return {};
     }
     for (uint32_t i = 0; i < options.parameter_count; ++i) {
@@ -104,6 +112,7 @@ Status Optimizer::Parts::select(const StepOptions &options)
                                  parameter_text(job->name).c_str());
         }
         job->selected = true;
+        job->asked = options.gradients != nullptr ? options.gradients[i] : nullptr;
         chosen.push_back(job);
     }
     std::sort(chosen.begin(), chosen.end(),
@@ -264,6 +273,7 @@ void Optimizer::Parts::enter(ParameterJob &job, Step &step)
 {
     job.step = &step;
     job.undoes = false;
+    job.given = job.asked;
     job.begin(step.scans ? StepPhase::kScan : StepPhase::kUpdate);
     step.scans_left += step.scans ? 1 : 0;
     for (Part *part : job.parts) {

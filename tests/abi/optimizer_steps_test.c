@@ -128,6 +128,66 @@ TEST(a_step_waits_for_what_is_in_its_way)
     machine_close(runtime);
 }
 
+/* The gradients' tensors stay empty, or have what they had. */
+TEST(a_step_takes_gradients_of_the_callers_memory)
+{
+    static float serial[PARAMETERS][ELEMENTS], given[PARAMETERS][ELEMENTS];
+    static float gradients[PARAMETERS][ELEMENTS];
+    stw_runtime *runtime = machine_open(*state);
+    model here = model_make(runtime);
+    for (int round = 0; round < ROUNDS; ++round)
+        for (int i = 0; i < PARAMETERS; ++i) step_one(&here, round, i, STW_UPDATE_WAIT);
+    read_all(&here, serial);
+    machine_close(runtime);
+    runtime = machine_open(*state);
+    here = model_make(runtime);
+    for (int round = 0; round < ROUNDS; ++round) {
+        for (int i = 0; i < PARAMETERS; ++i) {
+            const void *lent = gradients[i];
+            stw_update_options options = STW_UPDATE_OPTIONS_INIT;
+            stw_hyper hyper = STW_HYPER_INIT;
+            hyper.lr = 0.01 * (1 + round) * (1 + i);
+            ok(stw_optimizer_set_hyper(here.optimizer, 0, &hyper));
+            tensor_fill_sequence(here.gradients[i], ELEMENTS, (float)(round + i));
+            ok(stw_tensor_read(here.gradients[i], gradients[i], NULL));
+            if (i != 1) ok(stw_tensor_discard(&here.gradients[i], 1));
+            options.parameters = &here.parameters[i], options.parameter_count = 1;
+            options.gradients = &lent;
+            ok(stw_optimizer_step(here.optimizer, &options, NULL));
+        }
+        ok(stw_runtime_drain(runtime, 0));
+        for (int i = 0; i < PARAMETERS; ++i)
+            assert_int_equal(info_of(here.gradients[i]).state,
+                             i == 1 ? STW_STATE_VALID : STW_STATE_EMPTY);
+    }
+    read_all(&here, given);
+    assert_memory_equal(serial, given, sizeof serial);
+    machine_close(runtime);
+}
+
+TEST(gradients_of_the_callers_memory_are_of_named_parameters_and_without_a_verdict)
+{
+    static const float zeros[ELEMENTS];
+    const void *lent = zeros;
+    stw_runtime *runtime = machine_open(*state);
+    model here = model_make(runtime);
+    stw_update_options options = STW_UPDATE_OPTIONS_INIT;
+    stw_update_result result = STW_UPDATE_RESULT_INIT;
+    options.gradients = &lent;
+    fails(stw_optimizer_step(here.optimizer, &options, NULL), STW_ERROR_INVALID,
+          "options.parameters, which is null");
+    options.parameters = &here.parameters[0], options.parameter_count = 1;
+    fails(stw_optimizer_step(here.optimizer, &options, &result), STW_ERROR_INVALID,
+          "has no verdict");
+    options.clip_norm = 1;
+    fails(stw_optimizer_step(here.optimizer, &options, NULL), STW_ERROR_INVALID, "has no verdict");
+    options.clip_norm = 0, options.flags = STW_UPDATE_SPECULATE;
+    fails(stw_optimizer_step(here.optimizer, &options, NULL), STW_ERROR_INVALID, "has no verdict");
+    options.flags = STW_UPDATE_WAIT, lent = NULL; /* the tensor's, which is empty */
+    ok(stw_optimizer_step(here.optimizer, &options, NULL));
+    machine_close(runtime);
+}
+
 TEST(a_close_waits_for_all_of_them)
 {
     stw_runtime *runtime = machine_open(*state);

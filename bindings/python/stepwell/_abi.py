@@ -597,6 +597,7 @@ class stw_update_options(Struct):
         ("clip_norm", c_double),
         ("norm_type", c_double),
         ("timeout_ns", c_uint64),
+        ("gradients", POINTER(c_void_p)),
     ]
 
 

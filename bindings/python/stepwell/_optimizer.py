@@ -184,7 +184,7 @@ class Optimizer:
              clip_norm: float = 0.0, norm_type: float = 2.0, skip_nonfinite: bool = False,
              keep_gradients: bool = False, wait: bool = False, measure: bool = False,
              verdict: bool = True, speculate: bool = False,
-             timeout: Optional[float] = None) -> Optional[UpdateResult]:
+             gradients: Optional[Sequence[int]] = None, timeout: Optional[float] = None) -> Optional[UpdateResult]:
         """Update parameters from their gradients; the update continues after the call.
 
         verdict: wait until norm and skip are known, and return them. With False it returns None,
@@ -193,7 +193,9 @@ class Optimizer:
         complete. wait: wait until the update is complete. measure: compute only the norm.
         speculate: update before the verdict, which is the next step's that does not speculate, and
         names all such parameters; where it comes to another update, they are set back first. For
-        each parameter when its gradient is complete; returns None, at once.
+        each parameter when its gradient is complete; returns None, at once. gradients: addresses of
+        the parameters' gradients in the program's memory, in place of their tensors (0: the tensor);
+        they must stay there until the update is complete. Without a verdict.
         """
         verdict = verdict and not speculate
         flags = (_abi.STW_UPDATE_SKIP_NONFINITE * skip_nonfinite
@@ -211,6 +213,11 @@ class Optimizer:
                 raise ValueError("no parameters; None means all of them")
             handles = (ctypes.c_void_p * len(parameters))(*(at._use() for at in parameters))
             options.parameters, options.parameter_count = handles, len(parameters)
+        if gradients is not None:
+            if parameters is None or len(gradients) != len(parameters):
+                raise ValueError(f"{len(gradients)} gradients for the parameters, of which "
+                                 f"{len(parameters or ())} are named: one for each")
+            options.gradients = (ctypes.c_void_p * len(gradients))(*gradients)
         result = _abi.stw_update_result.initial() if verdict else None
         check(_waiting.call(self._runtime, lib.stw_optimizer_step, self._use(), options, result,
                             again=False))

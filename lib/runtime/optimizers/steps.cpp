@@ -87,12 +87,20 @@ Status OptimizerTable::optimizer_step(stw_optimizer *optimizer, const stw_update
     const bool some = name_parameters(body, options, &named);
     std::vector<residency::TensorId> parameters;
     parameters.reserve(named.size() + 1);  // not null, which would mean all parameters
-    for (const stw_tensor *parameter : named) {
+    std::vector<const void *> gradients;
+    for (size_t i = 0; i < named.size(); ++i) {
         bool updated_here = false;
-        STW_TRY(find_parameter(body, parameter, &updated_here));
-        if (updated_here) parameters.push_back(parameter->id);
+        STW_TRY(find_parameter(body, named[i], &updated_here));
+        if (!updated_here) continue;
+        parameters.push_back(named[i]->id);
+        gradients.push_back(options.gradients ? options.gradients[i] : nullptr);
     }
     if (options.parameters) STW_TRY(check_none_frozen(named));
+    if (options.gradients && machine_.ranks) {
+        return Status::error(STW_ERROR_UNSUPPORTED,
+                             "A step over ranks has its gradients in tensors, where they are "
+                             "summed: options.gradients is not null.");
+    }
     const std::vector<stw_tensor *> tensors = some ? std::move(named) : held_by(body);
     STW_TRY(check_update_room(body, tensors));
     update::StepOptions step;
@@ -100,6 +108,7 @@ Status OptimizerTable::optimizer_step(stw_optimizer *optimizer, const stw_update
     step.wants_verdict = result_out != nullptr;
     step.parameters = some ? parameters.data() : nullptr;
     step.parameter_count = static_cast<uint32_t>(parameters.size());
+    step.gradients = options.gradients ? gradients.data() : nullptr;
     step.gradient_scale = options.gradient_scale;
     step.clip_norm = options.clip_norm;
     step.norm_type = options.norm_type;

@@ -66,6 +66,42 @@ TEST(Update, EqualsTheKernelOnTheWholeArray)
     }
 }
 
+// Blocks of their tensors end at different elements: the pointers are those of the same elements.
+TEST(Update, AGradientInTheCallersMemoryIsUsedWhereItLies)
+{
+    for (uint64_t seed = 1; seed <= 6; ++seed) {
+        Conditions setup;
+        setup.seed = seed;
+        setup.window_blocks = 3 * seed;
+        setup.average_decay = seed % 2 == 0 ? 0.9 : 0.0;
+        World world(setup);
+        const stw_hyper hyper = some_hyper(setup.algorithm);
+        ASSERT_TRUE(world.optimizer->set_hyper(0, hyper).ok());
+        std::vector<Entry> entries;
+        for (const Shape &shape : kUpdateShapes) entries.push_back(world.add(shape));
+        world.move_home(entries[seed]);  // it is updated on the CPU nevertheless
+        for (uint64_t step = 1; step <= 2; ++step) {
+            std::vector<TensorId> parameters;
+            std::vector<const void *> gradients;
+            for (const Entry &entry : entries) {
+                parameters.push_back(entry.parameter);
+                gradients.push_back(world.mirrors[entry.parameter].gradient.data());
+                world.tiers.discard(entry.gradient);
+            }
+            StepOptions options;
+            options.parameters = parameters.data();
+            options.parameter_count = static_cast<uint32_t>(parameters.size());
+            options.gradients = gradients.data();
+            ASSERT_TRUE(world.step_and_wait(options).ok());
+            for (const Entry &entry : entries) {
+                world.expect_update(entry, hyper, step, 1.0);
+                world.expect_same(entry);
+                EXPECT_EQ(world.tiers.contents(entry.gradient), Contents::kEmpty);
+            }
+        }
+    }
+}
+
 TEST(Update, MasterIsMadeFromTheParameter)
 {
     World world({});

@@ -26,7 +26,7 @@ if HAS_TORCH:
     import stepwell.torch
 
 WIDTH, LAYERS = 64, 8
-TIGHT, RESIDENT = 12, 512  # blocks; a layer is one, and its bias shares another
+TIGHT, RESIDENT = 7, 512  # blocks; a layer is one, and its bias shares another
 
 
 class Same(unittest.TestCase):

@@ -162,7 +162,9 @@ class Gradients:
             offload.in_backward.coming(record)
         whole = parameter is record.parameter  # else it stands for a part of a parameter
         small = record.place is not None and not record.has_gradient and not record.spent
-        if whole and record.given:
+        if whole and offload.plain_gradients:
+            record.check_gradient(own_grad(parameter))
+        elif whole and record.given:
             pass  # autograd has added it to the program's memory
         elif whole and small:  # Arrived looks whether the program has it
             offload.gradients.small.put(record, offload.backward.knows(task))
@@ -188,6 +190,9 @@ class Gradients:
         """The program sets `.grad`: its tensor is filled by backward passes while the program has
         it, and moves to tiers when it has not."""
         offload = record.offload
+        if offload.plain_gradients:
+            set_own_grad(record.parameter, grad)
+            return
         if offload.ranks is not None or offload.in_backward is not None or record.large:
             record.add_gradient(grad)
             return
@@ -215,19 +220,6 @@ class Gradients:
             if grad is not None:
                 set_own_grad(record.parameter, None)
                 record.add_gradient(grad)
-
-    def lend(self, record: Record) -> None:
-        """Show a kernel the values that the program has in `.grad`."""
-        grad = own_grad(record.parameter)
-        if grad is not None:
-            record.add_gradient(grad.detach().clone())
-
-    @staticmethod
-    def lent(record: Record) -> None:
-        """The kernel is done with them; `.grad` remains the program's."""
-        if record.has_gradient and not record.spent and record.place is None:
-            record.discard_gradient()
-        record.has_gradient = record.spent = False
 
     def reduce(self, gradient: Tensor, source: torch.Tensor, more: bool) -> None:
         """Pass a gradient's memory on, to be added after the call. more: to this rank's part."""

@@ -91,17 +91,11 @@ class KernelSteps(Steps):
         offload = self.offload
         try:
             every = self._begin()
-            lent = [record for _, record in every if record.given]
-            for record in lent:
-                offload.gradients.lend(record)
             due = self._due(every)
-            if due:
-                self.update(due)
-            for record in lent:
-                offload.gradients.lent(record)
+            lent = self.update(due) if due else []
             # With no transfers to wait for, an update beside the next forward pass would only take
             # one of its cores, for which torch's other threads wait.
-            if offload.resident or any(record.seen_outside() for _, record in every):
+            if lent or offload.resident or any(record.seen_outside() for _, record in every):
                 self.finish()
             if offload.in_backward is not None:
                 offload.in_backward.end_step()
@@ -109,21 +103,27 @@ class KernelSteps(Steps):
             offload.end_step()
         return loss
 
-    def update(self, due: List[Tuple[int, Record]]) -> None:
+    def update(self, due: List[Tuple[int, Record]]) -> List[torch.Tensor]:
+        """Returns the gradients in plain memory that the update reads, until it has ended."""
         self._add(due)
         if self._changed:
             self.settle()
         if self._masters:
             self._give_masters()
+        lent = []
         for keep in (False, True):  # a gradient with its own place keeps it
-            tensors = [record.tensor for _, record in due
+            records = [record for _, record in due
                        if (self.offload.keep_gradients or record.place is not None) == keep]
-            if tensors:
+            if records:
+                own = [record.own_gradient() for record in records]
+                lent += [grad for grad in own if grad is not None]
                 self._pending = True
-                self.kernel.step(tensors, verdict=False, keep_gradients=keep)
+                self.kernel.step([record.tensor for record in records], verdict=False,
+                                 keep_gradients=keep, gradients=None if not lent else [
+                                     0 if grad is None else grad.data_ptr() for grad in own])
         for _, record in due:
             record.changes += 1
-            record.spent = not self.offload.keep_gradients
+            record.spent = record.has_gradient and not self.offload.keep_gradients
             if not self.state.get(record.parameter):
                 if self.offload.ranks is None:
                     self._show(record)
@@ -131,6 +131,7 @@ class KernelSteps(Steps):
                     self._unsure[record] = None
             if not record.elements and self.counts:  # a kernel counts updates of elements
                 self.state[record.parameter]["step"].add_(1)
+        return lent
 
     def may_be_empty(self, every: List[Tuple[int, Record]]) -> Set[Record]:
         return {record for _, record in every}

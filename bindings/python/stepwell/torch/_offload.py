@@ -91,6 +91,7 @@ class Offload:
         self.ended: List[Any] = []  # tensors that nothing refers to any more
         self._addresses: List[torch.Tensor] = []  # given out since the last mark
         self.resident = False  # everything fits in the device budget permanently
+        self.plain_gradients = False  # then they stay where autograd has made them
         self.kept: Dict[Unit, None] = {}
         self.optimizer: Optional[torch.optim.Optimizer] = None
         self.parameters: List[Tuple[str, torch.nn.Parameter]] = []
@@ -140,6 +141,8 @@ class Offload:
         states = 0 if optimizer is None else _kinds.states_of(optimizer)
         # Parameters that are updated in backward release their pins and gradients there.
         self.resident = not update_in_backward and stays(self, states)
+        if self.resident and self.ranks is None:
+            self.keep_plain()
         if optimizer is not None:
             steps = _optimizer.convert(optimizer, self)
             if update_in_backward:
@@ -174,6 +177,15 @@ class Offload:
                 set_own_grad(record.parameter, None)
                 record.add_gradient(grad)
         return made
+
+    def keep_plain(self) -> None:
+        """From now on gradients are in plain memory, as there is room for them in the budget."""
+        self.plain_gradients = True
+        for record in self.records:
+            if record.has_gradient:
+                grad = record.gradient_copy()
+                record.drop_gradient()
+                set_own_grad(record.parameter, grad)
 
     def room(self, make: Callable[..., _Made], *args: Any, **options: Any) -> _Made:
         """Call a function that makes tensors. Its BudgetError names arguments of offload()."""

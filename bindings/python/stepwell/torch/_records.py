@@ -247,8 +247,19 @@ class Record:
                 self.place = self.gradient._requests[Access.WRITE]
         return self.gradient
 
-    def check_gradient(self, grad: torch.Tensor) -> None:
-        if grad.layout != torch.strided:
+    def own_gradient(self) -> Optional[torch.Tensor]:
+        """Its gradient in plain memory, in the order of the parameter's; None: it is in tiers."""
+        grad = own_grad(self.parameter)
+        if grad is None:
+            return None
+        self.check_gradient(grad)
+        return flat(grad.detach(), self.stride)
+
+    def has_own_gradient(self) -> bool:
+        return own_grad(self.parameter) is not None
+
+    def check_gradient(self, grad: Optional[torch.Tensor]) -> None:
+        if grad is not None and grad.layout != torch.strided:
             raise RuntimeError(
                 f"the gradient of {self.label()} is sparse, and gradients in tiers are dense: make "
                 "the layer with sparse=False")

@@ -61,9 +61,10 @@ class Steps:
                 if record.hooked is None and record.parameter.requires_grad:
                     record.hook()
                 own = own_grad(record.parameter)
-                if own is not None and not record.given:  # older than the parameter's hook
-                    set_own_grad(record.parameter, None)
-                    record.add_gradient(own)
+                if own is None or record.given or offload.plain_gradients:
+                    continue
+                set_own_grad(record.parameter, None)  # it is older than the parameter's hook
+                record.add_gradient(own)
         if offload.ranks is not None:
             offload.ranks.begin()
             offload.ranks.settle(self.may_be_empty(every))
@@ -79,7 +80,7 @@ class Steps:
                     "zero_grad() before the next backward pass, or offload with "
                     "keep_gradients=True")
         return [(group, record) for group, record in every
-                if record.has_gradient and not record.spent]
+                if record.has_gradient and not record.spent or record.has_own_gradient()]
 
     def may_be_empty(self, every: List[Tuple[int, Record]]) -> Set[Record]:
         """Parameters that a step skips if their gradient is empty."""

@@ -102,6 +102,14 @@ class Autocast(unittest.TestCase):
                     with self.subTest(way, cache=cache, blocks=blocks):
                         self.assertEqual(self.losses(blocks, cache, way), plain)
 
+    def offload(self, model, optimizer, blocks):
+        directory = tempfile.TemporaryDirectory(prefix="stepwell-offload-", dir=".")
+        self.addCleanup(directory.cleanup)
+        stepwell.torch.offload(model, optimizer, device_bytes=blocks * BLOCK, block_bytes=BLOCK,
+                               nvme=stepwell.Nvme(directory.name, 16 << 20,
+                                                  driver_options="allow_tmpfs=1"))
+        self.addCleanup(stepwell.torch.offloaded(model).close)
+
     def deep(self):
         """A model of 8 256 KiB in a budget of 8 MiB, whose units are several of them."""
         torch.manual_seed(1)
@@ -178,6 +186,69 @@ class Autocast(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "parameter 'weight' was updated or written"):
             loss.backward()
         stepwell.torch.offloaded(model).close()
+
+    def test_programs_in_one_block_have_the_numbers_of_plain_torch(self):
+        def autocast(**options):
+            return torch.autocast("cpu", torch.bfloat16, **options)
+
+        def input(grad=True):
+            return torch.ones(4, 192, requires_grad=grad)
+
+        def closed(model, _, close):
+            for _ in range(2):
+                model(input())
+            close()
+            return model(input())
+
+        def first_saved_after_a_step(model, optimizer, _):
+            model(input(False)).float().sum().backward()  # saves no weight
+            optimizer.step()
+            optimizer.zero_grad()
+            x = input()
+            found = [model(x), model(x)]
+            found[1].float().sum().backward()
+            return [*found, x.grad]
+
+        def first_saved_after_a_write(model, *_):
+            with torch.no_grad():
+                model(input(False))
+                model[0].weight.mul_(2)
+            x = input()
+            found = model(x)
+            found.float().sum().backward()
+            return [found, x.grad]
+
+        def off_inside(model, *_):
+            loss = model(input()).float().sum()
+            with autocast(enabled=False):
+                found = model(input(False))
+                loss.backward()
+            with torch.autocast("cpu", torch.float16):
+                norm = model[0].weight.norm()
+            return [found, model[0].weight.grad, norm, model(input())]
+
+        def functional(model, *_):
+            model(input())
+            return torch.func.grad(lambda x: model(x).float().sum())(input(False))
+
+        for program in (closed, first_saved_after_a_step, first_saved_after_a_write, off_inside,
+                        functional):
+            expected = None
+            for blocks in 0, 32, 512:
+                with self.subTest(program.__name__, blocks=blocks):
+                    torch.manual_seed(0)
+                    model = nn.Sequential(nn.Linear(192, 192))
+                    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+                    close = None
+                    if blocks:
+                        self.offload(model, optimizer, blocks)
+                        close = stepwell.torch.offloaded(model).close
+                    with autocast():
+                        found = program(model, optimizer, close or (lambda: None))
+                    found = [each.float().tolist() for each in
+                             (found if isinstance(found, list) else [found])]
+                    expected = expected or found
+                    self.assertEqual(found, expected)
 
 
 if __name__ == "__main__":

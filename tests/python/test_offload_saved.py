@@ -432,6 +432,42 @@ class Entries(Case):
                 for ours, theirs in zip(run(model, optimizer, made.close), expected, strict=True):
                     self.assertTrue(torch.equal(ours, theirs))
 
+    def test_an_entry_follows_writes_that_no_count_shows(self):
+        def run(model, optimizer, close):
+            entry, found = model.state_dict()["0.weight"], []
+            for _ in range(2):
+                for write in (lambda: model[0].weight.data.mul_(2),
+                              lambda: nn.init.ones_(model[0].weight.data),
+                              lambda: model[0].weight.detach()[1:].numpy().__imul__(3)):
+                    write()
+                    found.append(entry.clone())
+                    entry.add_(1)
+                    found.append(model[0].weight.detach().clone())
+                close()
+            return found
+        plain = mlp()
+        expected = run(plain, None, lambda: None)
+        for blocks in 48, 256:
+            with self.subTest(blocks=blocks):
+                model = mlp()
+                made = self.offload(model, blocks=blocks)
+                for ours, theirs in zip(run(model, None, made.close), expected, strict=True):
+                    self.assertTrue(torch.equal(ours, theirs))
+
+    def test_a_graph_over_an_entry_ends_with_a_change_of_the_parameter(self):
+        model = mlp()
+        optimizer = adam(model)
+        self.offload(model, optimizer)
+        x = torch.ones(4, 32, requires_grad=True)
+        for changes in False, True:
+            loss = nn.functional.linear(x, model.state_dict()["0.weight"]).sum()
+            if not changes:
+                loss.backward()
+                continue
+            steps(model, optimizer, 1)
+            with self.assertRaisesRegex(RuntimeError, "has been modified: parameter '0.weight'"):
+                loss.backward()
+
     def test_an_entry_lies_in_memory_of_its_own(self):
         model = mlp()
         self.offload(model)

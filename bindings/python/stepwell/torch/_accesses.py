@@ -98,6 +98,7 @@ class Accesses:
             self._end_shown()
         for record in records:
             record.touches += 1
+            record.escaped = record.escaped or escapes
             # If faults are served, a write through an address is one, except for a frozen
             # parameter; and a view is enough if torch notices the write.
             given = escapes and (record.frozen or not offload.serves_faults)

@@ -5,19 +5,28 @@ autocast converts a weight once in its block and keeps the copy until the block 
 budget: half a model in the course of its forward pass. The uses of a copy have one node in the
 graph, whose gradient is a sum in the copy's dtype, so the copies must stay the same objects. Only
 their memory is given back while the parameter is not pinned: nothing uses it then.
+
+A copy that is older than a change of its parameter keeps its memory, since it cannot be made again.
 """
 from __future__ import annotations
 
 import sys
 import weakref
-from typing import Any, Dict, Iterable, List
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd.graph import saved_tensors_hooks
 
 from ._records import Record, users_of
 
+if TYPE_CHECKING:
+    from ._offload import Offload
+
 _LEAST = 64 << 10  # bytes of a copy that is worth it
+_is_enabled = torch.is_autocast_enabled
+_transforms = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined]
+_sentinel = torch.nn.Parameter(torch.zeros(1, 1))  # its copy exists as long as the cache's contents
 
 
 class _Cast:
@@ -26,7 +35,7 @@ class _Cast:
     def __init__(self, record: Record, copy: torch.Tensor) -> None:
         self.copy = weakref.ref(copy)
         self.nbytes = copy.nbytes
-        self.made = _changes(record)  # of the parameter, until it was made
+        self.made = _changes(record)  # of the parameter, since when it is the same
         self.whole = True             # it has memory and contents; noted before they go
 
 
@@ -37,17 +46,38 @@ def _changes(record: Record) -> Any:
 class Casts:
     """The copies of one model's parameters. Called while the parameters are pinned."""
 
-    def __init__(self) -> None:
+    def __init__(self, offload: "Offload") -> None:
+        self._offload = offload
         self.found: Dict[Record, _Cast] = {}
+        self._begun: Any = lambda: None       # refers to the sentinel's copy
+        self._at_begin: Dict[Record, Any] = {}  # what the parameters were changed by then
 
-    def note(self, record: Record, copy: torch.Tensor) -> None:
-        """A node saves a copy of a parameter, or a view of it: it may be the one in the cache."""
+    def begin(self) -> None:
+        """An outermost call or access with autocast: it may be the first of a block."""
+        if self._begun() is not None or _transforms() is not None:
+            return
+        copy = _in_cache(_sentinel, torch.get_autocast_dtype("cpu"))
+        if copy is not None:
+            self._begun = weakref.ref(copy)
+            self._at_begin = {record: _changes(record) for record in self._offload.records}
+
+    def note(self, record: Record, copy: torch.Tensor) -> bool:
+        """A node saves a copy of a parameter, or a view of it. Returns whether it can be made
+        again: the parameter has not changed since it was made."""
         known = self.found.get(record)
+        if known is not None and known.copy() is copy:
+            return bool(known.made == _changes(record))
+        if self._begun() is None or self._at_begin.get(record) != _changes(record):
+            if not torch.equal(copy.detach(), record.alias.to(copy.dtype)):
+                return False
         if copy.nbytes >= _LEAST and (known is None or known.copy() is None):
             self.found[record] = _Cast(record, copy)
+        return True
 
     def empty(self, records: Iterable[Record]) -> None:
         """Give back the memory of copies, as the last pin of their parameters ends."""
+        if _transforms() is not None:
+            return
         for record in records:
             cast = self.found.get(record)
             if cast is None or record.pins > 1:
@@ -55,7 +85,8 @@ class Casts:
             copy = cast.copy()
             if copy is None:
                 del self.found[record]
-            elif _is_alone(copy) and _in_cache(record.parameter, copy.dtype) is copy:
+            elif (cast.made == _changes(record) and _is_alone(copy)
+                    and _in_cache(record.parameter, copy.dtype) is copy):
                 cast.whole = False
                 copy.untyped_storage().resize_(0)
 
@@ -63,17 +94,29 @@ class Casts:
         """Make the contents of emptied copies again, as their parameters are pinned."""
         for record in records:
             cast = self.found.get(record)
-            copy = None if cast is None or cast.whole else cast.copy()
-            if cast is None or copy is None:
-                continue
-            if _changes(record) != cast.made:
-                raise RuntimeError(
-                    f"autocast's cache has a copy of {record.label()} from before its last change, "
-                    "which plain torch goes on with: end autocast's block before the parameters "
-                    "change, or set cache_enabled=False")
-            copy.untyped_storage().resize_(cast.nbytes)
-            copy.data.copy_(record.alias)  # without counting as a change of the copy
-            cast.whole = True
+            if cast is not None and not cast.whole:
+                _fill(record, cast, record.alias)
+
+    def end(self) -> None:
+        """The tiers are closed: all copies that are left have contents."""
+        for record, cast in self.found.items():
+            if not cast.whole:
+                _fill(record, cast, self._offload.accesses.copy_of(record))
+
+
+def _fill(record: Record, cast: _Cast, values: torch.Tensor) -> None:
+    copy = cast.copy()
+    if copy is None:
+        return
+    if _changes(record) != cast.made:
+        raise RuntimeError(
+            f"autocast's cache has a copy of {record.label()} from before its last change, which "
+            "plain torch goes on with: end autocast's block before the parameters change, or set "
+            "cache_enabled=False")
+    with temporarily_clear_interpreter_stack():
+        copy.untyped_storage().resize_(cast.nbytes)
+        copy.data.copy_(values)  # without counting as a change of the copy
+    cast.whole = True
 
 
 def _is_alone(copy: torch.Tensor) -> bool:
@@ -83,7 +126,10 @@ def _is_alone(copy: torch.Tensor) -> bool:
 
 
 def _in_cache(parameter: torch.Tensor, dtype: torch.dtype) -> Any:
-    """The copy that autocast takes for an operation with the parameter: one without elements."""
+    """The copy that autocast takes for an operation with the parameter: one without elements. None:
+    autocast is off here, or converts to another dtype."""
+    if not _is_enabled("cpu") or torch.get_autocast_dtype("cpu") != dtype:
+        return None
     found: List[torch.Tensor] = []
 
     def pack(tensor: torch.Tensor) -> None:

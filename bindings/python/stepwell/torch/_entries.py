@@ -15,6 +15,7 @@ from torch.utils import _pytree
 
 from ._records import Record
 
+_task = torch._C._current_graph_task_id
 _plain: Any = torch.Tensor._make_subclass  # type: ignore[attr-defined]
 
 
@@ -27,15 +28,16 @@ class Snapshot:
         self._seen = self._changes()
 
     def _changes(self) -> Any:
+        """What shows a change; None: nothing would, as the program may have the memory."""
         record = self.record
-        if record.offload.closed:
-            return record.parameter._version
+        if record.offload.closed or record.escaped:
+            return None
         return record.changes, record.alias._version
 
     def renew(self) -> None:
         """Take the parameter's values, if they have changed."""
         now = self._changes()
-        if now == self._seen:
+        if now is not None and now == self._seen:
             return
         record = self.record
         if record.offload.closed:
@@ -47,6 +49,11 @@ class Snapshot:
                 f"this entry of state_dict() is older than the last change of {record.label()}, "
                 "whose values all processes would have to collect: call state_dict() again in all "
                 "of them, or take a clone() of the entry before the change")
+        if _task() >= 0 and not torch.equal(values, self.whole):
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified: "
+                f"{record.label()}, of which it has an entry of state_dict(), was updated or "
+                "written after the forward pass")
         self.whole.copy_(values)
         self._seen = now
 

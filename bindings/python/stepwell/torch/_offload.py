@@ -44,6 +44,7 @@ _Made = TypeVar("_Made")
 _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame  # type: ignore[attr-defined]
 _task = torch._C._current_graph_task_id
 _thread = threading.get_ident
+_is_autocast = torch.is_autocast_enabled
 
 
 
@@ -75,7 +76,7 @@ class Offload:
         self.units: List[Unit] = []
         self.hooks = Hooks(self)
         self.accesses = Accesses(self)
-        self.casts = Casts()
+        self.casts = Casts(self)
         self.gradients = Gradients(self, ranks)
         self.backward = Backward(self.gradients.small)
         self.meter = Meter(runtime)
@@ -333,6 +334,8 @@ class Offload:
                         if self._unclean and (_task() < 0 or not self.backward.runs()):
                             self._recover()
                         before, self._unclean = self._unclean, True
+                        if _is_autocast("cpu"):
+                            self.casts.begin()
                         if compiler is not None:
                             _set_eval_frame(compiler)
                         result = function(*args, **kwargs)
@@ -399,6 +402,7 @@ class Offload:
             return
         model = self.model
         self.mark()
+        self.casts.end()
         if self.ranks is not None:
             self.ranks.settle()
         self.runtime.drain()

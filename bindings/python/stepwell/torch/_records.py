@@ -106,7 +106,7 @@ class Record:
                  "address", "pins", "changes", "seen", "gradient", "has_gradient", "spent",
                  "source", "given", "addressed",
                  "unit", "hooked", "group", "touches", "touched", "done", "frozen", "large",
-                 "tiles", "elements", "place", "views", "outside")
+                 "tiles", "elements", "place", "views", "outside", "escaped")
 
     def __init__(self, offload: "Offload", name: str, parameter: torch.nn.Parameter,
                  tensor: Tensor, frozen: bool) -> None:
@@ -129,6 +129,7 @@ class Record:
         self.group = -1         # of the optimizer; -1: none
         self.touches = 0        # accesses outside a unit
         self.outside = False    # some of them under saved-tensor hooks of others
+        self.escaped = False    # some of them gave out its memory, which may be written since
         self.touched: Any = None  # the view of an access that lasts until the next mark
         self.done = -1          # the backward pass of its last gradient
         self.large = False      # never pinned as a whole: see _tiles.py

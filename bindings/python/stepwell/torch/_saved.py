@@ -91,8 +91,7 @@ def _cast(tensor: torch.Tensor) -> Any:
             or base.device != tensor.device or base.device.type != "cpu"
             or base.stride() != record.stride or base.storage_offset()):
         return None
-    record.offload.casts.note(record, base)
-    return SavedCast(record, tensor)
+    return SavedCast(record, tensor) if record.offload.casts.note(record, base) else None
 
 
 class Backward:

@@ -61,9 +61,9 @@ struct StepOptions {
     const TensorId *parameters = nullptr;  // null: all
     uint32_t parameter_count = 0;
     const void *const *gradients = nullptr;  // in place of the tensors', of each parameter or null
-    double gradient_scale = 0.0;  // 0: 1.0
-    double clip_norm = 0.0;       // 0: no clip
-    double norm_type = 0.0;       // 0: 2; or infinity
+    double gradient_scale = 0.0;             // 0: 1.0
+    double clip_norm = 0.0;                  // 0: no clip
+    double norm_type = 0.0;                  // 0: 2; or infinity
     uint64_t timeout_ns = UINT64_MAX;
     // Of several ranks, for a step that has a verdict: it waits for Optimizer::agreed().
     Agreement *agreement = nullptr;

@@ -179,14 +179,14 @@ struct ParameterJob final : Job {
     Optimizer::Parts &owner;
     stw_tensor *const handle;
     const char *const name;
-    const uint32_t index;       // in the order of entries
-    Shape shape;                // constant
-    std::vector<Part *> parts;  // in the order of entries
-    uint64_t count = 0;         // completed updates
-    bool selected = false;      // of the caller of step()
+    const uint32_t index;         // in the order of entries
+    Shape shape;                  // constant
+    std::vector<Part *> parts;    // in the order of entries
+    uint64_t count = 0;           // completed updates
+    bool selected = false;        // of the caller of step()
     const void *asked = nullptr;  // likewise: a gradient in the caller's memory
     const void *given = nullptr;  // of its step
-    Step *step = nullptr;       // its step, until its tensors are unclaimed
+    Step *step = nullptr;         // its step, until its tensors are unclaimed
 
     StepPhase phase = StepPhase::kIdle;
     // The contents from before an early update, of each of its tensors but the gradient.

@@ -701,11 +701,15 @@ TEST(StepwellEstimate, ADamagedCheckpointIsRefusedByName)
     const std::string file = here.path() + "/a.safetensors";
     const auto refusal = [&] { return run({"estimate", file, kMachine}).err; };
     std::ofstream(file) << "short";
-    EXPECT_THAT(refusal(), HasSubstr("a.safetensors' cannot be read, or has no 8 bytes"));
+    EXPECT_THAT(refusal(), HasSubstr("a.safetensors' has no 8 bytes: it is no file of safeten"));
     std::ofstream(file) << "these are no sizes";
     EXPECT_THAT(refusal(), HasSubstr(" bytes, of 18: it is no file of safetensors"));
     write_checkpoint(file, "1", 0);
     EXPECT_THAT(refusal(), HasSubstr("has a header that is no JSON object"));
+    const std::string fifo = here.path() + "/fifo.safetensors";
+    ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+    EXPECT_THAT(run({"estimate", fifo, kMachine}).err,
+                HasSubstr("fifo.safetensors' is no regular"));
     const std::string whole = stored("w", 100, 0);
     write_checkpoint(file, whole, 396);
     EXPECT_THAT(refusal(), HasSubstr("has a tensor 'w' at bytes 0 to 400 of 396, which its shape "
@@ -723,6 +727,26 @@ TEST(StepwellEstimate, ADamagedCheckpointIsRefusedByName)
         write_checkpoint(file, changed, 400);
         EXPECT_THAT(refusal(), HasSubstr(why)) << changed;
     }
+}
+
+TEST(StepwellEstimate, ACheckpointThatIsNotWholeIsRefused)
+{
+    const Here here;
+    const std::string place = here.path() + "/model";
+    std::filesystem::create_directory(place);
+    const auto refusal = [&] { return run({"estimate", place, kMachine}).err; };
+    EXPECT_THAT(refusal(), HasSubstr("model' has no tensor: it is no checkpoint of safetensors."));
+    write_checkpoint(place + "/a.safetensors", stored("w", 100, 0), 400);
+    const std::string index = place + "/model.safetensors.index.json";
+    std::ofstream(index) << R"({"weight_map": {"w": "a.safetensors", "v": "b.safetensors"}})";
+    EXPECT_THAT(refusal(), HasSubstr("names a file for 'v' that is not there: b.safetensors."));
+    std::ofstream(index) << "{}";
+    EXPECT_THAT(refusal(), HasSubstr("is no index of a checkpoint"));
+    std::ofstream(index) << R"({"weight_map": {"w": "a.safetensors"}})";
+    write_checkpoint(place + "/b.safetensors", stored("w", 100, 0), 400);
+    EXPECT_THAT(refusal(), HasSubstr("b.safetensors' has a tensor 'w' that '"));
+    EXPECT_THAT(run({"estimate", here.path() + "/none.safetensors", kMachine}).err,
+                HasSubstr("none.safetensors' cannot be read: No such file or directory."));
 }
 
 TEST(StepwellEstimate, WhatCannotBeIsToldWithTensorMomentAndBytes)

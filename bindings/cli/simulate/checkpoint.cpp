@@ -8,8 +8,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
+#include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -55,10 +56,16 @@ uint32_t bytes_of(const std::string &dtype)
 
 json header_of(const std::string &file, uint64_t *behind_out)
 {
+    std::error_code error;
+    const fs::file_status status = fs::status(file, error);
+    if (error) refuse(file, "cannot be read: " + error.message());
+    if (!fs::is_regular_file(status)) refuse(file, "is no regular file");
+    errno = 0;
     std::ifstream stream(file, std::ios::binary);
+    if (!stream) refuse(file, std::string("cannot be read: ") + std::strerror(errno));
     std::array<unsigned char, 8> size{};
     stream.read(reinterpret_cast<char *>(size.data()), size.size());
-    if (!stream) refuse(file, "cannot be read, or has no 8 bytes: it is no file of safetensors");
+    if (!stream) refuse(file, "has no 8 bytes: it is no file of safetensors");
     uint64_t bytes = 0;
     for (size_t i = size.size(); i > 0; --i) bytes = bytes << 8 | size[i - 1];
     const uint64_t all = fs::file_size(file);
@@ -110,11 +117,34 @@ Stored stored_of(const std::string &file, const std::string &name, const json &e
 std::vector<std::string> files_of(const std::string &path)
 {
     if (!fs::is_directory(path)) return {path};
+    std::error_code error;
     std::vector<std::string> files;
-    for (const fs::directory_entry &entry : fs::directory_iterator(path))
-        if (entry.path().extension() == kEnding) files.push_back(entry.path());
+    for (fs::directory_iterator at(path, error), end; !error && at != end; at.increment(error))
+        if (at->path().extension() == kEnding) files.push_back(at->path());
+    if (error) refuse(path, "cannot be read: " + error.message());
     std::sort(files.begin(), files.end());
     return files;
+}
+
+// Files that the index of a checkpoint names have to be there.
+void check_index(const std::string &path)
+{
+    const fs::path index = fs::path(path) / "model.safetensors.index.json";
+    std::ifstream stream(index);
+    if (!stream) return;
+    const json found = json::parse(stream, nullptr, false);
+    const bool whole =
+        found.is_object() && found.contains("weight_map") && found["weight_map"].is_object();
+    if (!whole) refuse(index, "is no index of a checkpoint: it has no object 'weight_map'");
+    for (const auto &[name, file] : found["weight_map"].items()) {
+        std::error_code ignored;
+        const bool there =
+            file.is_string() && fs::exists(fs::path(path) / file.get<std::string>(), ignored);
+        if (!there) {
+            refuse(index, "names a file for '" + printable(name) + "' that is not there: " +
+                              printable(file.is_string() ? file.get<std::string>() : file.dump()));
+        }
+    }
 }
 
 // "model.layers.11.mlp.up.weight": the prefix "model.layers." and 11. Others are before them all.
@@ -139,7 +169,7 @@ bool is_checkpoint(const std::string &path)
 {
     std::error_code ignored;
     if (fs::path(path).extension() == kEnding) return true;
-    return fs::is_directory(path, ignored) && !files_of(path).empty();
+    return fs::is_directory(path, ignored);
 }
 
 Model read_checkpoint(const std::string &path, const CheckpointUse &use)
@@ -147,17 +177,25 @@ Model read_checkpoint(const std::string &path, const CheckpointUse &use)
     using Layers = std::map<std::pair<std::string, uint64_t>, std::vector<Stored>>;
     Layers layers;
     std::map<uint32_t, uint64_t> elements_by_size;  // of floats
+    std::map<std::string, std::string> seen;        // by name, the file of a tensor
+    check_index(path);
     for (const std::string &file : files_of(path)) {
         uint64_t behind = 0;
         const json header = header_of(file, &behind);
         for (const auto &[name, entry] : header.items()) {
             if (name == "__metadata__") continue;
             Stored stored = stored_of(file, name, entry, behind);
+            const auto [known, is_new] = seen.emplace(name, file);
+            if (!is_new) {
+                refuse(file, "has a tensor '" + printable(name) + "' that '" +
+                                 printable(known->second) + "' has as well");
+            }
             if (stored.elements == 0) continue;
             if (stored.floats) elements_by_size[stored.element_bytes] += stored.elements;
             layers[layer_of(name)].push_back(std::move(stored));
         }
     }
+    if (seen.empty()) refuse(path, "has no tensor: it is no checkpoint of safetensors");
     if (elements_by_size.empty()) refuse(path, "has no tensor of floating-point numbers to train");
     Model model;
     model.name = printable((fs::path(path) / "").parent_path().filename().string());

@@ -258,9 +258,9 @@ typedef struct stw_update_result {
  * hyper-parameters as of its call. A parameter is in one queued step at a time: updates of it come
  * in the order of the calls, and an optimizer has at most as many steps queued as parameters.
  *
- * Gradients in `gradients` are the caller's: the elements and the dtype of the gradient tensor, which
- * is neither read nor emptied. They are not copied, and stay as they are until the updates have
- * ended (STW_UPDATE_WAIT, stw_runtime_drain). Such a step has no verdict, and runs on the CPU;
+ * Gradients in `gradients` are the caller's: the elements and the dtype of the gradient tensor,
+ * which is neither read nor emptied. They are not copied, and stay as they are until the updates
+ * have ended (STW_UPDATE_WAIT, stw_runtime_drain). Such a step has no verdict, and runs on the CPU;
  * UNSUPPORTED over ranks.
  *
  * With STW_UPDATE_SPECULATE a step of some parameters, in the middle of backward, updates before

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The smallest budgets with which a model trains at all, and as fast as with all of a machine. Pure.
+// The smallest budgets with which a model trains at all, and as fast as with all there is. Pure.
 #pragma once
 
 #include "lib/simulate/simulate.h"

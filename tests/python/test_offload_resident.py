@@ -151,7 +151,8 @@ class Resident(unittest.TestCase):
                 found.append([p.grad.norm().item() for p in run.model.parameters()])
                 run.optimizer.step()
                 for p in run.model.parameters():
-                    p.grad = p.grad.t().contiguous().t() if p.dim() == 2 else p.grad  # other strides
+                    if p.dim() == 2:
+                        p.grad = p.grad.t().contiguous().t()  # other strides
                 run.optimizer.step()
                 run.optimizer.zero_grad(set_to_none=False)
                 run.optimizer.step()

@@ -184,7 +184,8 @@ class Optimizer:
              clip_norm: float = 0.0, norm_type: float = 2.0, skip_nonfinite: bool = False,
              keep_gradients: bool = False, wait: bool = False, measure: bool = False,
              verdict: bool = True, speculate: bool = False,
-             gradients: Optional[Sequence[int]] = None, timeout: Optional[float] = None) -> Optional[UpdateResult]:
+             gradients: Optional[Sequence[int]] = None,
+             timeout: Optional[float] = None) -> Optional[UpdateResult]:
         """Update parameters from their gradients; the update continues after the call.
 
         verdict: wait until norm and skip are known, and return them. With False it returns None,
@@ -194,8 +195,8 @@ class Optimizer:
         speculate: update before the verdict, which is the next step's that does not speculate, and
         names all such parameters; where it comes to another update, they are set back first. For
         each parameter when its gradient is complete; returns None, at once. gradients: addresses of
-        the parameters' gradients in the program's memory, in place of their tensors (0: the tensor);
-        they must stay there until the update is complete. Without a verdict.
+        the parameters' gradients in the program's memory, in place of their tensors (0: the
+        tensor); they must stay there until the update is complete. Without a verdict.
         """
         verdict = verdict and not speculate
         flags = (_abi.STW_UPDATE_SKIP_NONFINITE * skip_nonfinite

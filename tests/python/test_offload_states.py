@@ -286,6 +286,46 @@ class State(Same):
 
 
 if HAS_TORCH:
+    def test_entries_are_in_the_order_of_the_optimizer_and_reset_as_they_are(self):
+        def program(model, optimizer):
+            found = []
+            for seed in range(3):
+                step(model, optimizer, seed)
+                optimizer.state = collections.defaultdict(dict)  # before anybody looks
+                step(model, optimizer, seed + 10)
+                found.append(list(optimizer.state_dict()["state"]))
+                at = {id(p): n for n, p in enumerate(model.parameters())}
+                found.append([at[id(p)] for p in optimizer.state])
+                found.append([each["step"].item() for each in optimizer.state.values()])
+            return found
+        self.same(lambda parameters: torch.optim.AdamW(parameters, 0.01), program)
+        self.same(lambda parameters: torch.optim.AdamW(parameters, 0.01), program,
+                  update_in_backward=True)
+
+    def test_counts_of_empty_parameters_are_kept_in_generations(self):
+        def made(directory, **options):
+            model = self.model()
+            model[0].empty = nn.Parameter(torch.zeros(0, 4))
+            model[0].register_forward_hook(lambda m, _, out: out + m.empty.sum())
+            optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+            stepwell.torch.offload(
+                model, optimizer, device_bytes=RESIDENT * support.BLOCK, store_name="s",
+                block_bytes=support.BLOCK, nvme=stepwell.Nvme(
+                    directory, 64 << 20, driver_options="allow_tmpfs=1"), **options)
+            self.addCleanup(close, model)
+            return model, optimizer
+        with tempfile.TemporaryDirectory(prefix="stepwell-offload-", dir=".") as directory:
+            model, optimizer = made(directory)
+            for seed in range(3):
+                step(model, optimizer, seed)
+            counts = [each["step"].item() for each in optimizer.state_dict()["state"].values()]
+            self.assertEqual(counts, [3.0] * (2 * LAYERS + 1))
+            stepwell.torch.offloaded(model).commit()
+            close(model)
+            _, optimizer = made(directory, resume=True)
+            self.assertEqual(
+                [each["step"].item() for each in optimizer.state_dict()["state"].values()], counts)
+
     class Counted(torch.optim.Optimizer):
         """Has a count of its own, and one in a group."""
 

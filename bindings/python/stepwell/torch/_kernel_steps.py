@@ -33,7 +33,7 @@ class KernelSteps(Steps):
         self.counts = type(optimizer) is not torch.optim.SGD  # whether torch has a state "step"
         self._changed: Dict[Record, ParameterState] = {}  # by the program, and not in the kernel
         self._pending = False   # an update may still be under way
-        self._unsure: Dict[Record, None] = {}  # over ranks: updated if any rank had a gradient
+        self._unsure: Dict[Record, None] = {}  # without entries as yet, see look()
         self._masters: Dict[Record, torch.Tensor] = {}  # loaded, for the next update
         self.kernel = Kernel(offload.runtime, kind.algorithm(group), kind.hyper(group),
                              name="optimizer", durable=offload.commits is not None,
@@ -125,11 +125,13 @@ class KernelSteps(Steps):
             record.changes += 1
             record.spent = record.has_gradient and not self.offload.keep_gradients
             if not self.state.get(record.parameter):
-                if self.offload.ranks is None:
+                if self.offload.ranks is None and self.offload.in_backward is None:
                     self._show(record)
                 else:
                     self._unsure[record] = None
             if not record.elements and self.counts:  # a kernel counts updates of elements
+                if not self.state.get(record.parameter):
+                    self._show(record)
                 self.state[record.parameter]["step"].add_(1)
         return lent
 
@@ -161,8 +163,9 @@ class KernelSteps(Steps):
 
     def look(self) -> None:
         unsure, self._unsure = self._unsure, {}
-        for record in unsure:
-            if self.count(record) and not self.state.get(record.parameter):
+        for _, record in self.records() if unsure else ():  # in torch's order of entries
+            if record in unsure and not self.state.get(record.parameter) and (
+                    self.count(record) or not record.elements):
                 self._show(record)
 
     def _show(self, record: Record) -> None:
@@ -267,8 +270,11 @@ class KernelSteps(Steps):
 
     def kept(self) -> Dict[str, Any]:
         self.prepare()
-        return {**super().kept(), "added": [record.name for _, record in self.records()
-                                            if record.group >= 0]}
+        every = [record for _, record in self.records()]
+        return {**super().kept(), "added": [record.name for record in every if record.group >= 0],
+                "empty": {record.name: self.state[record.parameter]["step"].item()
+                          for record in every if not record.elements and self.counts
+                          and self.state.get(record.parameter)}}
 
     def resume(self, kept: Dict[str, Any]) -> None:
         """Add the parameters again, which restores their states and counts."""
@@ -276,8 +282,10 @@ class KernelSteps(Steps):
         self._add([(group, record) for group, record in self.records() if record.name in added])
         self._changed.clear()
         for _, record in self.records():
-            if self.kind.eager or self.count(record):
+            if self.kind.eager or self.count(record) or record.name in kept["empty"]:
                 self._show(record)
+                if not record.elements and self.counts:
+                    self.state[record.parameter]["step"].fill_(kept["empty"].get(record.name, 0))
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """As torch's, but states of 16-bit parameters keep their own dtype: torch converts them to

@@ -83,6 +83,7 @@ class Streamed:
 
     @state.setter
     def state(self, values: Any) -> None:
+        self._stepwell.look()
         self._stepwell.state.replace(values)
 
     def step(self, *args: Any, **kwargs: Any) -> Any:

@@ -212,6 +212,23 @@ class Optimizers(support.Machine):
         with self.assertRaises(ValueError):
             optimizer.step([])
 
+    @support.needs_numpy
+    def test_gradients_may_lie_in_memory_of_the_program(self):
+        weights, gradient = self.pair("w", 8)
+        others, _ = other = self.pair("v", 8)
+        optimizer = self.runtime.sgd(stepwell.Hyper(lr=1.0))
+        optimizer.add_many([(weights, gradient), other])
+        lent = numpy.full(8, 0.25, "f4")
+        optimizer.step([weights, others], verdict=False, wait=True, gradients=[lent.ctypes.data, 0])
+        self.assertEqual(weights.read().tolist(), [1 - 0.25] * 8)
+        self.assertEqual(others.read().tolist(), [1 - 0.5] * 8)  # its tensor's
+        self.assertEqual(gradient.read().tolist(), [0.5] * 8)    # neither read nor emptied
+        for parameters in None, [weights, others]:
+            with self.assertRaisesRegex(ValueError, "1 gradients for the parameters, of which"):
+                optimizer.step(parameters, verdict=False, gradients=[lent.ctypes.data])
+        with self.assertRaisesRegex(stepwell.InvalidError, "has no verdict"):
+            optimizer.step([weights], gradients=[lent.ctypes.data])
+
     def test_a_step_of_other_parameters_is_not_waited_for(self):
         pairs = [self.pair(name, 8) for name in ("a", "b")]
         optimizer = self.runtime.adamw(stepwell.Hyper(lr=0.5))

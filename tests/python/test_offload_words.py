@@ -39,25 +39,47 @@ class Words(unittest.TestCase):
         torch.set_num_threads(1)
         torch.manual_seed(1)
 
-    def made(self, model=None, blocks=64, optimizer=torch.optim.AdamW):
+    def made(self, model=None, blocks=64, optimizer=torch.optim.AdamW, **options):
         model = Agent() if model is None else model
         optimizer = optimizer(model.parameters(), 1e-3)
-        stepwell.torch.offload(model, optimizer, device_bytes=blocks * BLOCK, block_bytes=BLOCK)
+        stepwell.torch.offload(model, optimizer, device_bytes=blocks * BLOCK, block_bytes=BLOCK,
+                               **options)
         self.addCleanup(stepwell.torch.offloaded(model).close)
         return model, optimizer
 
-    def test_a_gradient_with_a_graph_is_refused(self):
+    def test_a_gradient_with_a_graph_is_refused_where_gradients_are_in_tiers(self):
         for kind in (torch.optim.AdamW, torch.optim.RMSprop):
-            model, optimizer = self.made(optimizer=kind)
+            model, optimizer = self.made(optimizer=kind, update_in_backward=True)
             loss = model(torch.ones(2, 128)).square().mean()
             with self.assertRaisesRegex(RuntimeError, r"backward\(create_graph=True\).*net\..*"
                                                       r"torch.autograd.grad"):
                 loss.backward(create_graph=True)
+            model.zero_grad()
             self.assertTrue(all(grad.requires_grad for grad in torch.autograd.grad(
                 model(torch.ones(2, 128)).square().mean(), [*model.net.parameters()],
                 create_graph=True)))
             model(torch.ones(2, 128)).mean().backward()  # training goes on
             optimizer.step()
+
+    def test_a_gradient_with_a_graph_is_a_term_of_a_loss_where_all_fits(self):
+        def trained(model, optimizer):
+            for _ in range(2):
+                loss = model(torch.ones(2, 128)).square().mean()
+                loss.backward(create_graph=True)
+                penalty = sum(p.grad.square().sum() for p in model.parameters())
+                optimizer.zero_grad()
+                (model(torch.ones(2, 128)).square().mean() + penalty).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            return [p.sum().item() for p in model.parameters()]
+        for kind in (torch.optim.AdamW, torch.optim.RMSprop):
+            torch.manual_seed(1)
+            plain = Agent()
+            expected = trained(plain, kind(plain.parameters(), 1e-3))
+            torch.manual_seed(1)
+            model, optimizer = self.made(optimizer=kind)
+            self.assertTrue(stepwell.torch.offloaded(model).plain_gradients)
+            self.assertEqual(trained(model, optimizer), expected)
 
     def test_gradients_of_another_dtype_are_refused(self):
         if not hasattr(torch.Tensor, "grad_dtype"):

@@ -156,7 +156,7 @@ class Gradients:
         record: Record = parameter._stepwell  # type: ignore[attr-defined]
         offload = record.offload
         task = _task()
-        if _grad_enabled():
+        if _grad_enabled() and not offload.plain_gradients:
             _check_graph(parameter, record)
         if offload.in_backward is not None:
             offload.in_backward.coming(record)

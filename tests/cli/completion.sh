@@ -23,7 +23,7 @@ offers() {
     echo "stepwell $*: offers '${COMPREPLY[*]}', not '$expected'"
     exit 1
 }
-offers 'info tune bench report top simulate plan version --help --version' ''
+offers 'info tune bench report top simulate estimate version --help --version' ''
 offers 'info' in
 offers '--help --json' info -
 offers '--help --json --output --seconds --size' tune -
@@ -33,11 +33,13 @@ offers "$work/file" report "$work/f"
 offers "$work/file" report run.json -o "$work/f"
 offers '--help --json --once' top -
 offers "$$" top "$$"
-offers '--help --json --exposed-update --gpu-flops --gpu-memory --no-overlap --ranks' plan --
+asks='--activations --json --exposed-update --gpu-flops --gpu-memory --no-overlap --optimizer'
+offers "--help $asks --ranks --tokens" estimate --
 offers '--sweep' simulate --sw
 offers "$work/file" simulate "$work/f"
 offers "$work/file" simulate m n -o "$work/f"
-offers '' plan m n --ranks ''
+offers '' estimate m n --ranks ''
+offers '' estimate m n --optimizer ''
 offers '--help' version -
 offers "$work/disk" tune --seconds 5 "$work/"
 offers "$work/file" tune --output "$work/f"

@@ -299,8 +299,8 @@ if HAS_TORCH:
                 found.append([each["step"].item() for each in optimizer.state.values()])
             return found
         self.same(lambda parameters: torch.optim.AdamW(parameters, 0.01), program)
-        self.same(lambda parameters: torch.optim.AdamW(parameters, 0.01), program,
-                  update_in_backward=True)
+        for kind in torch.optim.AdamW, torch.optim.RMSprop:
+            self.same(lambda parameters: kind(parameters, 0.01), program, update_in_backward=True)
 
     def test_counts_of_empty_parameters_are_kept_in_generations(self):
         def made(directory, **options):

@@ -33,7 +33,8 @@ class KernelSteps(Steps):
         self.counts = type(optimizer) is not torch.optim.SGD  # whether torch has a state "step"
         self._changed: Dict[Record, ParameterState] = {}  # by the program, and not in the kernel
         self._pending = False   # an update may still be under way
-        self._unsure: Dict[Record, None] = {}  # without entries as yet, see look()
+        self._unsure: Dict[Record, int] = {}  # without entries as yet, by their step: see look()
+        self._steps = 0
         self._masters: Dict[Record, torch.Tensor] = {}  # loaded, for the next update
         self.kernel = Kernel(offload.runtime, kind.algorithm(group), kind.hyper(group),
                              name="optimizer", durable=offload.commits is not None,
@@ -97,6 +98,7 @@ class KernelSteps(Steps):
             # one of its cores, for which torch's other threads wait.
             if lent or offload.resident or any(record.seen_outside() for _, record in every):
                 self.finish()
+            self._steps += 1
             if offload.in_backward is not None:
                 offload.in_backward.end_step()
         finally:
@@ -128,7 +130,7 @@ class KernelSteps(Steps):
                 if self.offload.ranks is None and self.offload.in_backward is None:
                     self._show(record)
                 else:
-                    self._unsure[record] = None
+                    self._unsure.setdefault(record, self._steps)
             if not record.elements and self.counts:  # a kernel counts updates of elements
                 if not self.state.get(record.parameter):
                     self._show(record)
@@ -163,8 +165,9 @@ class KernelSteps(Steps):
 
     def look(self) -> None:
         unsure, self._unsure = self._unsure, {}
-        for _, record in self.records() if unsure else ():  # in torch's order of entries
-            if record in unsure and not self.state.get(record.parameter) and (
+        every = [record for _, record in self.records() if record in unsure] if unsure else []
+        for record in sorted(every, key=lambda record: unsure[record]):  # as torch makes them
+            if not self.state.get(record.parameter) and (
                     self.count(record) or not record.elements):
                 self._show(record)
 

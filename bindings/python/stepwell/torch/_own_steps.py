@@ -60,6 +60,8 @@ class OwnSteps(Steps):
                 for group, record in self._due(every):
                     self._one(group, record)
                 offload.in_backward.end_step()
+                for states in [states for _, states in self._all()]:
+                    states.arrange([record.parameter for _, record in every])
         finally:
             offload.end_step()
         return result

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import copy
-from typing import Any, Dict, Iterable, Optional, Tuple
+from typing import Any, Dict, Iterable, Optional, Set, Tuple
 
 import torch
 
@@ -234,6 +234,7 @@ class States(collections.defaultdict):  # type: ignore[type-arg]
     def __init__(self, steps: Any) -> None:
         super().__init__(dict)
         self._steps = steps
+        self._arranged: Set[int] = set()
 
     def _made(self, parameter: Any) -> Any:
         record = self._steps.record_of(parameter)
@@ -266,6 +267,7 @@ class States(collections.defaultdict):  # type: ignore[type-arg]
         if isinstance(state, ParameterState):
             state.clear()
         super().__delitem__(parameter)
+        self._arranged.discard(id(parameter))
 
     def pop(self, parameter: Any, *default: Any) -> Any:
         if parameter not in self and default:
@@ -292,6 +294,13 @@ class States(collections.defaultdict):  # type: ignore[type-arg]
         if parameter not in self:
             self[parameter] = default
         return self[parameter]
+
+    def arrange(self, parameters: Any) -> None:
+        """Put the entries that are new since the last call in this order."""
+        new = [each for each in parameters if each in self and id(each) not in self._arranged]
+        for parameter in new:
+            dict.__setitem__(self, parameter, dict.pop(self, parameter))
+        self._arranged = {id(each) for each in self}
 
     def replace(self, values: Any) -> None:
         """Have these contents and no others."""

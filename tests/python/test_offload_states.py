@@ -284,8 +284,6 @@ class State(Same):
             warnings.simplefilter("error")
             step(model, optimizer, 1)
 
-
-if HAS_TORCH:
     def test_entries_are_in_the_order_of_the_optimizer_and_reset_as_they_are(self):
         def program(model, optimizer):
             found = []
@@ -326,6 +324,8 @@ if HAS_TORCH:
             self.assertEqual(
                 [each["step"].item() for each in optimizer.state_dict()["state"].values()], counts)
 
+
+if HAS_TORCH:
     class Counted(torch.optim.Optimizer):
         """Has a count of its own, and one in a group."""
 

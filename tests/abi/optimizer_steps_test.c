@@ -72,17 +72,25 @@ static int is_held(model *here, int parameter)
     return status == STW_ERROR_BUSY;
 }
 
+/* Each step waited for. */
+static void run_serially(const machine *wanted, float (*values)[ELEMENTS])
+{
+    stw_runtime *runtime = machine_open(wanted);
+    model here = model_make(runtime);
+    for (int round = 0; round < ROUNDS; ++round)
+        for (int i = 0; i < PARAMETERS; ++i) step_one(&here, round, i, STW_UPDATE_WAIT);
+    read_all(&here, values);
+    machine_close(runtime);
+}
+
 /* A view of a state keeps the first one's update under way, whatever the machine is like. */
 TEST(a_step_returns_while_that_of_another_parameter_is_under_way)
 {
     static float serial[PARAMETERS][ELEMENTS], beside[PARAMETERS][ELEMENTS];
     stw_update_result result = STW_UPDATE_RESULT_INIT;
-    stw_runtime *runtime = machine_open(*state);
-    model here = model_make(runtime);
-    for (int round = 0; round < ROUNDS; ++round)
-        for (int i = 0; i < PARAMETERS; ++i) step_one(&here, round, i, STW_UPDATE_WAIT);
-    read_all(&here, serial);
-    machine_close(runtime);
+    stw_runtime *runtime = NULL;
+    model here;
+    run_serially(*state, serial);
     runtime = machine_open(*state);
     here = model_make(runtime);
     for (int round = 0; round < ROUNDS; ++round) {
@@ -133,12 +141,9 @@ TEST(a_step_takes_gradients_of_the_callers_memory)
 {
     static float serial[PARAMETERS][ELEMENTS], given[PARAMETERS][ELEMENTS];
     static float gradients[PARAMETERS][ELEMENTS];
-    stw_runtime *runtime = machine_open(*state);
-    model here = model_make(runtime);
-    for (int round = 0; round < ROUNDS; ++round)
-        for (int i = 0; i < PARAMETERS; ++i) step_one(&here, round, i, STW_UPDATE_WAIT);
-    read_all(&here, serial);
-    machine_close(runtime);
+    stw_runtime *runtime = NULL;
+    model here;
+    run_serially(*state, serial);
     runtime = machine_open(*state);
     here = model_make(runtime);
     for (int round = 0; round < ROUNDS; ++round) {

@@ -33,6 +33,7 @@ class KernelSteps(Steps):
         self.counts = type(optimizer) is not torch.optim.SGD  # whether torch has a state "step"
         self._changed: Dict[Record, ParameterState] = {}  # by the program, and not in the kernel
         self._pending = False   # an update may still be under way
+        self._lent: List[torch.Tensor] = []  # gradients in plain memory, which it reads
         self._unsure: Dict[Record, int] = {}  # without entries as yet, by their step: see look()
         self._steps = 0
         self._masters: Dict[Record, torch.Tensor] = {}  # loaded, for the next update
@@ -93,10 +94,11 @@ class KernelSteps(Steps):
         try:
             every = self._begin()
             due = self._due(every)
-            lent = self.update(due) if due else []
-            # With no transfers to wait for, an update beside the next forward pass would only take
-            # one of its cores, for which torch's other threads wait.
-            if lent or offload.resident or any(record.seen_outside() for _, record in every):
+            if due:
+                self.update(due)
+            # Where nothing moves, an update beside the next forward pass takes a core from torch,
+            # whose other threads wait for it.
+            if self._lent or offload.resident or any(record.seen_outside() for _, record in every):
                 self.finish()
             self._steps += 1
             if offload.in_backward is not None:
@@ -105,23 +107,21 @@ class KernelSteps(Steps):
             offload.end_step()
         return loss
 
-    def update(self, due: List[Tuple[int, Record]]) -> List[torch.Tensor]:
-        """Returns the gradients in plain memory that the update reads, until it has ended."""
+    def update(self, due: List[Tuple[int, Record]]) -> None:
         self._add(due)
         if self._changed:
             self.settle()
         if self._masters:
             self._give_masters()
-        lent = []
         for keep in (False, True):  # a gradient with its own place keeps it
             records = [record for _, record in due
                        if (self.offload.keep_gradients or record.place is not None) == keep]
             if records:
                 own = [record.own_gradient() for record in records]
-                lent += [grad for grad in own if grad is not None]
+                self._lent += [grad for grad in own if grad is not None]
                 self._pending = True
                 self.kernel.step([record.tensor for record in records], verdict=False,
-                                 keep_gradients=keep, gradients=None if not lent else [
+                                 keep_gradients=keep, gradients=None if not self._lent else [
                                      0 if grad is None else grad.data_ptr() for grad in own])
         for _, record in due:
             record.changes += 1
@@ -135,7 +135,6 @@ class KernelSteps(Steps):
                 if not self.state.get(record.parameter):
                     self._show(record)
                 self.state[record.parameter]["step"].add_(1)
-        return lent
 
     def may_be_empty(self, every: List[Tuple[int, Record]]) -> Set[Record]:
         return {record for _, record in every}
@@ -158,6 +157,7 @@ class KernelSteps(Steps):
         if self._pending:
             self.offload.runtime.drain()
             self._pending = False
+            self._lent.clear()
 
     def set_count(self, record: Record, count: int) -> None:
         self.count(record)  # no update may be under way

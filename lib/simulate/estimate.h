@@ -22,8 +22,8 @@ struct Estimate {
     bool without_stall = false;
 };
 
-// As fast means within 1/100. Tiers are reduced one after the other, the device first, in steps of
-// a sixteenth.
+// A step is as fast if it takes at most 1/100 longer. Tiers are reduced one after the other, the
+// device first, in steps of a sixteenth.
 Result<Estimate> estimate(const Model &model, const Machine &machine, const Options &options);
 
 }  // namespace stepwell::simulate

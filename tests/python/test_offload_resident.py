@@ -147,7 +147,7 @@ class Resident(unittest.TestCase):
                 found = []
                 for _ in range(2):
                     stack_loss(run.model).backward()
-                    run.optimizer.step()  # with the sum of both, as nobody drops the first
+                    run.optimizer.step()  # the second one with the sum of both
                 found.append([p.grad.norm().item() for p in run.model.parameters()])
                 run.optimizer.step()
                 for p in run.model.parameters():

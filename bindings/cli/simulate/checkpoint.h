@@ -9,7 +9,7 @@
 
 namespace stepwell::cli {
 
-// What a checkpoint does not say of its training.
+// The settings of a training that a checkpoint does not contain.
 struct CheckpointUse {
     std::string optimizer = "adamw";  // adamw, momentum, adagrad, sgd
     double tokens = 2048;             // of a step, on a GPU

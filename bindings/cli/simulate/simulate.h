@@ -20,7 +20,7 @@ struct SimulateOptions {
     std::string gpu_memory;  // of a machine that a profile does not tell it of
     std::string gpu_flops;
     bool json = false;
-    // Of a checkpoint, which does not say them.
+    // These are for a checkpoint, which does not contain them.
     std::string optimizer = "adamw";
     std::string tokens = "2048";      // of a step on a GPU, a quantity
     std::string activations = "0 B";  // bytes that a step saves for backward, a quantity

@@ -84,8 +84,8 @@ TEST(Accumulate, AddsInTheOrderOfTheCalls)
     }
 }
 
-// What a first sum writes is not made zeros before. Its first piece is asked for before it is known
-// to be the first.
+// The blocks that a first sum writes are not filled with zeros before. Its first piece is requested
+// before it is known to be the first sum.
 TEST(Accumulate, TheFirstSumAsksForRoomAlone)
 {
     World world(Conditions{});

@@ -4,8 +4,10 @@ views from the call to the backward pass, and small gradients are copied to tens
 
 Skipped where PyTorch is not installed.
 """
+import gc
 import tempfile
 import unittest
+from unittest import mock
 
 import support
 from test_offload import HAS_TORCH, Run, offload, own_steps, stack_loss, steps_with_writes
@@ -14,6 +16,7 @@ if HAS_TORCH:
     import torch
     from test_offload import Stack
     from torch import nn
+    from torch.multiprocessing.reductions import StorageWeakRef
 
     import stepwell.torch
 
@@ -140,6 +143,22 @@ class Resident(unittest.TestCase):
             self.assertEqual(self.views(run), 0)
             self.assertTrue(all(p.grad is None for p in run.model.parameters()))
             run.step(1, stack_loss)
+
+    def test_gradients_outlive_an_interrupted_wait_for_their_update(self):
+        # The update reads gradients in torch's memory until it has ended; nothing else holds them.
+        with self.run_of(BLOCKS, optimizer=torch.optim.AdamW) as run:
+            stack_loss(run.model).backward()
+            lent = [StorageWeakRef(p.grad.untyped_storage()) for p in run.model.parameters()]
+            runtime = type(stepwell.torch.offloaded(run.model).runtime)
+            with mock.patch.object(runtime, "drain", side_effect=KeyboardInterrupt):
+                with self.assertRaises(KeyboardInterrupt):
+                    run.optimizer.step()
+                run.optimizer.zero_grad()
+                gc.collect()
+                self.assertFalse(any(storage.expired() for storage in lent))
+            run.step(1, stack_loss)  # waits for the update
+            gc.collect()
+            self.assertTrue(all(storage.expired() for storage in lent))
 
     def test_gradients_are_those_of_plain_torch(self):
         def train(blocks):

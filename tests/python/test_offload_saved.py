@@ -6,6 +6,7 @@ Skipped where PyTorch is not installed.
 import copy
 import importlib.util
 import io
+import itertools
 import os
 import pickle
 import tempfile
@@ -133,6 +134,34 @@ class Names(Case):
                 with self.offload(model, adam(model), store_name="run", resume=True) as made:
                     self.assertEqual(made.metadata, {"step": 4})
                     self.equal(values(model), expected)
+
+    def test_states_of_frozen_parameters_are_kept_in_generations(self):
+        kinds = torch.optim.AdamW, torch.optim.Adagrad, torch.optim.RMSprop
+        for kind, trained in itertools.product(kinds, (False, True)):
+            with self.subTest(f"{kind.__name__}, {'trained' if trained else 'not'} before"):
+                plain = mlp(), mlp()
+                models = mlp(), mlp(seed=1)
+                made = [kind(model.parameters(), 0.01) for model in (*plain, *models)]
+                for model, optimizer in ((plain[0], made[0]), (models[0], made[2])):
+                    if trained:
+                        steps(model, optimizer)
+                    model[0].requires_grad_(False)
+                for model in plain[1], models[1]:
+                    model[0].requires_grad_(trained)
+                with self.offload(models[0], made[2], store_name="run", overwrite=True) as first:
+                    steps(models[0], made[2])
+                    first.commit()
+                steps(plain[0], made[0])
+                with self.offload(models[1], made[3], store_name="run", resume=True):
+                    steps(models[1], made[3])
+                    saved = made[3].state_dict()["state"]
+                plain[1].load_state_dict(plain[0].state_dict())
+                made[1].load_state_dict(made[0].state_dict())
+                steps(plain[1], made[1])
+                self.equal(values(models[1]), values(plain[1]))
+                for number, state in made[1].state_dict()["state"].items():
+                    for name, value in state.items():
+                        self.assertTrue(torch.equal(saved[number][name], value), (number, name))
 
     def test_names_that_do_not_match_are_refused_and_both_sides_named(self):
         self.committed()

@@ -6,6 +6,7 @@ by bits. Skipped where PyTorch is not installed.
 """
 import collections
 import copy
+import functools
 import importlib.util
 import io
 import tempfile
@@ -50,10 +51,18 @@ class Same(unittest.TestCase):
         self.addCleanup(close, model)
         return made
 
+    def close_and_offload(self, model, optimizer):
+        """For the program of same(): nothing for plain torch."""
+        if self.offload_again:
+            close(model)
+            self.offload_again(model, optimizer)
+
     def same(self, make, program, **options):
         """`program(model, optimizer)` returns what it saw; the weights are compared as well."""
         expected = None
         for blocks in 0, TIGHT, RESIDENT:
+            self.offload_again = blocks and functools.partial(
+                self.offload, blocks=blocks, **options)
             with self.subTest(blocks=blocks):
                 model = self.model()
                 optimizer = make(model.parameters())
@@ -299,6 +308,18 @@ class State(Same):
         self.same(lambda parameters: torch.optim.AdamW(parameters, 0.01), program)
         for kind in torch.optim.AdamW, torch.optim.RMSprop:
             self.same(lambda parameters: kind(parameters, 0.01), program, update_in_backward=True)
+
+    def test_entries_that_were_there_keep_their_order_and_new_ones_come_after(self):
+        def program(model, optimizer):
+            first, second, third = list(model.parameters())[:3]
+            step(model, optimizer, 0)
+            self.close_and_offload(model, optimizer)
+            optimizer.state.pop(first)
+            optimizer.state.pop(third)
+            step(model, optimizer, 1)
+            return list(optimizer.state_dict()["state"])
+        self.same(lambda parameters: torch.optim.RMSprop(parameters, 0.01), program,
+                  update_in_backward=True)
 
     def test_counts_of_empty_parameters_are_kept_in_generations(self):
         def made(directory, **options):

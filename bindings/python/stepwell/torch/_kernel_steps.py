@@ -272,6 +272,8 @@ class KernelSteps(Steps):
             state.show("step", CountSource(self, record).lazy())
 
     def kept(self) -> Dict[str, Any]:
+        self._add([(group, record) for group, record in self.records()
+                   if record.group < 0 and record.elements and self._has_values(group, record)])
         self.prepare()
         every = [record for _, record in self.records()]
         return {**super().kept(), "added": [record.name for record in every if record.group >= 0],
@@ -279,16 +281,28 @@ class KernelSteps(Steps):
                           for record in every if not record.elements and self.counts
                           and self.state.get(record.parameter)}}
 
-    def resume(self, kept: Dict[str, Any]) -> None:
+    def _has_values(self, group: int, record: Record) -> bool:
+        """Whether the states of a frozen parameter are others than those of a new optimizer."""
+        state = self.state.get(record.parameter, {})
+        if not self.kind.eager:
+            return any(name in self.names for name in state)
+        first = self.optimizer.param_groups[group]["initial_accumulator_value"]
+        return any(bool((value != (0 if name == "step" else first)).any())
+                   for name, value in state.items())
+
+    def resume(self, kept: Dict[str, Any], first: Any) -> None:
         """Add the parameters again, which restores their states and counts."""
         added = set(kept["added"])
         self._add([(group, record) for group, record in self.records() if record.name in added])
         self._changed.clear()
         for _, record in self.records():
-            if self.kind.eager or self.count(record) or record.name in kept["empty"]:
+            if record.group >= 0 and (self.kind.eager or self.count(record)) \
+                    or record.name in kept["empty"]:
                 self._show(record)
                 if not record.elements and self.counts:
                     self.state[record.parameter]["step"].fill_(kept["empty"].get(record.name, 0))
+            elif self.kind.eager and record.group < 0:
+                self.state[record.parameter] = first[record.parameter]
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """As torch's, but states of 16-bit parameters keep their own dtype: torch converts them to

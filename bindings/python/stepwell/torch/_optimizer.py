@@ -154,7 +154,7 @@ def convert(optimizer: torch.optim.Optimizer, offload: "Offload") -> Steps:
     optimizer.__class__ = made
     optimizer._stepwell = steps  # type: ignore[attr-defined]
     if resumed is not None:
-        steps.resume(resumed)
+        steps.resume(resumed, before_state)
     else:
         steps.state.replace(before_state)
     steps.settle()

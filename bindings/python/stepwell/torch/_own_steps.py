@@ -196,7 +196,7 @@ class OwnSteps(Steps):
              for record, state in ((self.record_of(key), each) for key, each in states.items())
              if record is not None} for _, states in self._all()]}
 
-    def resume(self, kept: Dict[str, Any]) -> None:
+    def resume(self, kept: Dict[str, Any], first: Any) -> None:
         for (suffix, states), found in zip(self._all(), kept["states"]):
             for _, record in self.records():
                 for name, value in found.get(record.name, {}).items():

@@ -243,7 +243,10 @@ class States(collections.defaultdict):  # type: ignore[type-arg]
         return made
 
     def __missing__(self, parameter: Any) -> Any:
-        return self._made(parameter)
+        made = self._made(parameter)
+        if self._steps.offload.window is None:  # the program asks, and no step
+            self._arranged.add(id(parameter))
+        return made
 
     def shown(self, record: Record) -> ParameterState:
         """The dict of a parameter, whether the program has asked for it or not."""
@@ -296,7 +299,7 @@ class States(collections.defaultdict):  # type: ignore[type-arg]
         return self[parameter]
 
     def arrange(self, parameters: Any) -> None:
-        """Put the entries that are new since the last call in this order."""
+        """Put the entries that steps have made since the last call in this order."""
         new = [each for each in parameters if each in self and id(each) not in self._arranged]
         for parameter in new:
             dict.__setitem__(self, parameter, dict.pop(self, parameter))

@@ -115,7 +115,8 @@ class Steps:
         return {"class": self.before.__name__, "groups": self.settings(),
                 "sizes": [len(group["params"]) for group in self.optimizer.param_groups]}
 
-    def resume(self, kept: Dict[str, Any]) -> None:
+    def resume(self, kept: Dict[str, Any], first: Any) -> None:
+        """Take the states of a generation; first: those that the constructor made."""
         raise NotImplementedError
 
     def state_dict(self) -> Dict[str, Any]:

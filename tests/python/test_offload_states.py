@@ -321,29 +321,36 @@ class State(Same):
         self.same(lambda parameters: torch.optim.RMSprop(parameters, 0.01), program,
                   update_in_backward=True)
 
-    def test_counts_of_empty_parameters_are_kept_in_generations(self):
-        def made(directory, **options):
+    def test_states_of_empty_parameters_are_kept_in_generations(self):
+        def made(kind, directory, **options):
             model = self.model()
             model[0].empty = nn.Parameter(torch.zeros(0, 4))
             model[0].register_forward_hook(lambda m, _, out: out + m.empty.sum())
-            optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+            optimizer = kind(model.parameters())
             stepwell.torch.offload(
                 model, optimizer, device_bytes=RESIDENT * support.BLOCK, store_name="s",
                 block_bytes=support.BLOCK, nvme=stepwell.Nvme(
                     directory, 64 << 20, driver_options="allow_tmpfs=1"), **options)
             self.addCleanup(close, model)
             return model, optimizer
-        with tempfile.TemporaryDirectory(prefix="stepwell-offload-", dir=".") as directory:
-            model, optimizer = made(directory)
-            for seed in range(3):
-                step(model, optimizer, seed)
-            counts = [each["step"].item() for each in optimizer.state_dict()["state"].values()]
-            self.assertEqual(counts, [3.0] * (2 * LAYERS + 1))
-            stepwell.torch.offloaded(model).commit()
-            close(model)
-            _, optimizer = made(directory, resume=True)
-            self.assertEqual(
-                [each["step"].item() for each in optimizer.state_dict()["state"].values()], counts)
+
+        def found(optimizer):
+            return [(key, value.get("step", torch.zeros(())).item(), sorted(value))
+                    for key, value in optimizer.state_dict()["state"].items()]
+        for kind, count in ((torch.optim.AdamW, 3.0),
+                            (functools.partial(torch.optim.SGD, momentum=0.9), 0.0)):
+            with self.subTest(kind), tempfile.TemporaryDirectory(
+                    prefix="stepwell-offload-", dir=".") as directory:
+                model, optimizer = made(kind, directory)
+                for seed in range(3):
+                    step(model, optimizer, seed)
+                before = found(optimizer)
+                self.assertEqual([each for _, each, _ in before], [count] * (2 * LAYERS + 1))
+                stepwell.torch.offloaded(model).commit()
+                close(model)
+                model, optimizer = made(kind, directory, resume=True)
+                self.assertEqual(found(optimizer), before)
+                close(model)
 
 
 if HAS_TORCH:

@@ -277,9 +277,10 @@ class KernelSteps(Steps):
         self.prepare()
         every = [record for _, record in self.records()]
         return {**super().kept(), "added": [record.name for record in every if record.group >= 0],
-                "empty": {record.name: self.state[record.parameter]["step"].item()
-                          for record in every if not record.elements and self.counts
-                          and self.state.get(record.parameter)}}
+                "empty": {record.name: state["step"].item() if self.counts else 0
+                          for record, state in ((each, self.state.get(each.parameter))
+                                                for each in every if not each.elements)
+                          if state}}
 
     def _has_values(self, group: int, record: Record) -> bool:
         """Whether the states of a frozen parameter are others than those of a new optimizer."""

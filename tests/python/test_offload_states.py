@@ -321,6 +321,21 @@ class State(Same):
         self.same(lambda parameters: torch.optim.RMSprop(parameters, 0.01), program,
                   update_in_backward=True)
 
+    def test_a_state_dict_that_is_loaded_twice_has_been_trained_by_the_first_time(self):
+        def program(model, optimizer):  # torch keeps the tensors that it is given
+            early = copy.deepcopy(optimizer.state_dict())
+            found = []
+            for seed in range(4):
+                optimizer.load_state_dict(early)
+                step(model, optimizer, seed)
+                if seed == 1:
+                    early = copy.deepcopy(optimizer.state_dict())
+                found.append(copy.deepcopy(optimizer.state_dict()["state"]))
+            return found
+        for kind in torch.optim.Adagrad, torch.optim.AdamW, torch.optim.RMSprop:
+            with self.subTest(kind):
+                self.same(lambda parameters: kind(parameters, 0.01), program)
+
     def test_states_of_empty_parameters_are_kept_in_generations(self):
         def made(kind, directory, **options):
             model = self.model()

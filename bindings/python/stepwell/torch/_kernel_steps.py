@@ -2,6 +2,7 @@
 """Steps by a kernel of the library."""
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple
 
 import torch
@@ -37,6 +38,8 @@ class KernelSteps(Steps):
         self._unsure: Dict[Record, int] = {}  # without entries as yet, by their step: see look()
         self._steps = 0
         self._masters: Dict[Record, torch.Tensor] = {}  # loaded, for the next update
+        # What the program has given as states: its tensors, which torch would go on writing to.
+        self._taken: Dict[Tuple[Record, str], "weakref.ref[torch.Tensor]"] = {}
         self.kernel = Kernel(offload.runtime, kind.algorithm(group), kind.hyper(group),
                              name="optimizer", durable=offload.commits is not None,
                              torch_order=torch_order(optimizer))
@@ -193,6 +196,7 @@ class KernelSteps(Steps):
                 self._masters[state.record] = copied(value).detach().float()
         elif name in self.names or name == "step":
             self._changed[state.record] = state
+            self._taken.pop((state.record, name), None)
 
     def master_of(self, record: Record) -> Optional[MasterSource]:
         """The fp32 values that updates of a 16-bit parameter go on from, if there are any."""
@@ -264,12 +268,30 @@ class KernelSteps(Steps):
                     f"the state '{name}' of {record.label()} is {tuple(value.size())}, and the "
                     f"parameter is {record.size}")
             write(tensor, value.detach().float(), record.stride)
+            self._take(record, name, value)
             state.show(name, self._lazy(record, name, own))
         step = values.get("step", max(1, self.kernel.count(record.tensor)))
         if not isinstance(step, Lazy):
             self.kernel.set_count(record.tensor, whole(step, record))
+            self._take(record, "step", step)
         if self.counts and not isinstance(step, Lazy):
             state.show("step", CountSource(self, record).lazy())
+
+    def _take(self, record: Record, name: str, value: Any) -> None:
+        if isinstance(value, torch.Tensor) and not isinstance(value, Lazy):
+            self._taken[record, name] = weakref.ref(value)
+
+    @torch.no_grad()
+    def _renew(self, given: Dict[Any, Dict[str, Any]]) -> None:
+        """Give the program's tensors the values that torch would have written to them, before they
+        are loaded again."""
+        known = {id(value) for state in given.values() for value in state.values()}
+        for (record, name), reference in list(self._taken.items()):
+            value = reference()
+            if value is None:
+                del self._taken[record, name]
+            elif id(value) in known:
+                value.copy_(dict.__getitem__(self.state.shown(record), name))
 
     def kept(self) -> Dict[str, Any]:
         self._add([(group, record) for group, record in self.records()
@@ -308,6 +330,7 @@ class KernelSteps(Steps):
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """As torch's, but states of 16-bit parameters keep their own dtype: torch converts them to
         the parameter's, and the kernel has them in fp32."""
+        self._renew(state_dict["state"])
         seen: List[Dict[str, Any]] = []
         handle = self.optimizer.register_load_state_dict_pre_hook(
             lambda _, given: seen.append(given))

@@ -46,6 +46,24 @@ class Property(unittest.TestCase):
         self.assertEqual(len(failed), 0, "they are printed above")
         self.assertGreater(counts["equal"], DRAWS // 2, counts)
 
+    def test_programs_that_have_differed_are_equal(self):
+        torch.set_num_threads(1)
+        for model, optimizer, budget, steps in (
+                ("frozen", "Adagrad", "resident", [["commit and resume"]]),
+                ("stack", "AdamW", "resident", [
+                    [], ["freeze", "close and offload", "commit and resume"], ["average"]]),
+                ("stack", "RMSprop", "update_in_backward", [
+                    [], ["close and offload", "drop a state"], ["load a part"], []]),
+                ("scalars", "SGD with momentum", "resident", [
+                    [], ["commit and resume", "see the optimizer"]]),
+                ("stack", "Adagrad", "resident", [
+                    ["load an early state"], ["load an early state"], []]),
+                ("checkpointed", "RMSprop", "update_in_backward", [
+                    ["commit and resume"], ["freeze"]])):
+            draw = programs.Draw(model, optimizer, budget, steps)
+            with self.subTest(repr(draw)):
+                self.assertEqual(programs.judge(draw), ("equal", ""))
+
     def test_a_planted_fault_is_found_and_its_program_reduced(self):
         kind = _kinds.KINDS[torch.optim.AdamW]
         right = kind.hyper

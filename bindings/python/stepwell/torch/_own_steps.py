@@ -89,8 +89,11 @@ class OwnSteps(Steps):
     def update_early(self, due: List[Tuple[int, Record]]) -> None:
         for group, record in due:
             version = record.alias._version
-            try:
-                self._one(group, record)
+            try:  # alone: what an exception has left ends before, and not at a use of a state
+                if self.offload.inside():
+                    self._one(group, record)
+                else:
+                    self.offload.alone(self._one, group, record)
             except BudgetError:  # held units use the room
                 if record.alias._version != version:
                     raise

@@ -58,6 +58,9 @@ class Property(unittest.TestCase):
                     [], ["commit and resume", "see the optimizer"]]),
                 ("stack", "Adagrad", "resident", [
                     ["load an early state"], ["load an early state"], []]),
+                ("stack", "Adagrad", "resident", [
+                    ["load an early state", "close and offload"], ["load an early state"]]),
+                ("stack", "SGD", "resident", [["write data", "write a row"], [], [], []]),
                 ("checkpointed", "RMSprop", "update_in_backward", [
                     ["commit and resume"], ["freeze"]])):
             draw = programs.Draw(model, optimizer, budget, steps)

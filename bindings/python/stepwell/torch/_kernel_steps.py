@@ -228,6 +228,13 @@ class KernelSteps(Steps):
 
     def restore(self) -> None:
         self.prepare()
+        for (record, name), reference in self._taken.items():
+            value = reference()
+            if value is not None:  # torch would have trained on in it, and goes on to
+                state = self.state.shown(record)
+                with torch.no_grad():
+                    value.copy_(dict.__getitem__(state, name))
+                state.show(name, value)
         for state in self.state.values():
             master = self.master_of(state.record) if isinstance(state, ParameterState) else None
             if master is not None:

@@ -215,7 +215,8 @@ enum { /* stw_update_options.flags */
     STW_UPDATE_KEEP_GRADIENTS = 2, /* do not empty the gradients afterwards */
     STW_UPDATE_WAIT = 4,           /* return when the last byte is updated */
     STW_UPDATE_MEASURE = 8,        /* only the norm and the finiteness; no update */
-    STW_UPDATE_SPECULATE = 16      /* before the verdict, which the next step without it is */
+    STW_UPDATE_SPECULATE = 16,     /* before the verdict, which the next step without it is */
+    STW_UPDATE_REJECT = 32         /* the verdict of speculative steps is that none is updated */
 };
 typedef struct stw_update_options {
     uint32_t struct_size;
@@ -274,14 +275,21 @@ typedef struct stw_update_result {
  * block, or with a master that has no contents yet, is updated after the verdict; so are all while
  * more than 6 of the last 64 verdicts were others, or steps with such updates were longer than
  * without: six steps after the first 32, and six of every 500, are for that comparison. Until the
- * verdict fetches, reads and writes of these parameters, their gradients and states wait, commits
- * are BUSY, drains do not wait, and gradients are kept. A fetch with STW_FETCH_SPECULATED does not
+ * verdict fetches, reads and writes of these parameters, their gradients and states wait, but are
+ * BUSY at once on the thread that gives the verdicts (that took the last step without the flag, or,
+ * before the first, a speculative one); commits are BUSY, drains do not wait, and gradients are
+ * kept. A fetch with STW_FETCH_SPECULATED does not
  * wait for the verdict: it reads the parameter once it is updated, and one that is updated after
  * the verdict as any fetch does. What is set back waits for the end of such views; the caller then
  * redoes what it made from them, as result_out->undone says. result_out, STW_UPDATE_WAIT and
  * STW_UPDATE_MEASURE, a parameter twice before its verdict, and a next step that leaves one out or
  * only measures, are INVALID. Over ranks all call it alike, or the verdict is MISMATCH; gathers of
  * these tensors, which would come before the verdict, are BUSY.
+ *
+ * A step with STW_UPDATE_REJECT is the verdict that nothing is updated, for a batch that is given
+ * up: what speculative steps have updated is set back, their gradients are emptied unless
+ * STW_UPDATE_KEEP_GRADIENTS, and nothing else is read or changed; SKIPPED, also where there is
+ * nothing to set back. It names no parameters and has no clip, and over ranks all call it.
  *
  * An update that fails after the call fails only its parameter and states, as each may be half
  * updated: fetches return the cause until all of it is written again. One that could not begin (its
@@ -293,9 +301,10 @@ typedef struct stw_update_result {
  *            are complete; one with a verdict, until all of them are. Then with result_out until
  *            the verdict (norm and skip known), and with STW_UPDATE_WAIT until its last byte, on a
  *            device that updates until that is enqueued; or timeout_ns.
- * Errors:    OK, SKIPPED; INVALID, NOT_FOUND, BUDGET, IO, CHECKSUM, TIMEOUT, INTERRUPTED. Over
- *            ranks, as they share the verdict: MISMATCH (other options or hyper-parameters on one),
- *            ORDER, PEER.
+ * Errors:    OK, SKIPPED; INVALID, NOT_FOUND, BUDGET, IO, CHECKSUM, TIMEOUT, INTERRUPTED, BUSY (it
+ *            would wait for a view that its thread holds: of a gradient for the verdict, of any of
+ *            the tensors with STW_UPDATE_WAIT). Over ranks, as they share the verdict: MISMATCH
+ *            (other options or hyper-parameters on one), ORDER, PEER.
  */
 STW_API stw_status stw_optimizer_step(stw_optimizer *optimizer, const stw_update_options *options,
                                       stw_update_result *result_out);

@@ -49,12 +49,15 @@ STW_API stw_status stw_step_begin(stw_phase *phase);
 STW_API stw_status stw_step_end(stw_phase *phase, stw_step_stats *stats_out); /* or NULL */
 /**
  * The step failed half way (an exception, out of memory): release every view fetched in it and not
- * exported, as STW_RELEASE_ABANDON on `stream`; drop the gradients summed in it. The trace is not
- * learned.
+ * exported, as STW_RELEASE_ABANDON on `stream`; set back what steps with STW_UPDATE_SPECULATE have
+ * updated, of every optimizer, as STW_UPDATE_REJECT does with STW_UPDATE_KEEP_GRADIENTS; drop the
+ * gradients summed in it. The trace is not learned.
  *
  * Ownership: those views end; releasing one later is INVALID and harmless.
- * Threads:   any thread, when no other one uses the step's views.  Blocks: never.
- * Errors:    INVALID (no open step).
+ * Threads:   any thread, when no other one uses the step's views, and one at a time with steps of
+ *            optimizers.
+ * Blocks:    never, but where there is something to set back: until the step before it has ended.
+ * Errors:    INVALID (no open step); of setting back, after the rest is done: TIMEOUT, INTERRUPTED.
  */
 STW_API stw_status stw_step_abort(stw_phase *phase, void *stream);
 

@@ -170,9 +170,11 @@ STW_API stw_status stw_tensor_discard(stw_tensor *const *tensors, uint32_t n);
  *
  * With STW_RUNTIME_FAULT_IN an access by the CPU without a view is a fetch: the thread sleeps in a
  * handler of SIGSEGV while another one fetches the tensor, READ, or READ_WRITE for a write, and
- * keeps the view until a step begins or ends, or another call needs the room or the tensor. Valid
+ * keeps the view until a step begins or ends, or another call needs the room or the tensor. Before
+ * the verdict of a speculative update it reads what is there, updated or not. Valid
  * resident bytes may be read without a fault. Faults are counted by tensor in the report. A failed
- * fetch is a background error, and the signal is passed to the previous handler. System calls are
+ * fetch is a background error, and the signal is passed to the previous handler; so it is where
+ * one instruction needs more tensors than the budget holds at once. System calls are
  * not served (EFAULT), nor are forked children. A tensor that is smaller than a block and not
  * STW_TENSOR_FIXED_ADDRESS shares its block, and can be read and written without a fault while
  * another one of the block can, also in the middle of an update.

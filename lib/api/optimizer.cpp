@@ -236,7 +236,8 @@ stw_status stw_optimizer_step(stw_optimizer *optimizer, const stw_update_options
         if (options) STW_TRY(take(&copy, options, "options"));
         STW_TRY(check_flags(copy.flags,
                             STW_UPDATE_SKIP_NONFINITE | STW_UPDATE_KEEP_GRADIENTS |
-                                STW_UPDATE_WAIT | STW_UPDATE_MEASURE | STW_UPDATE_SPECULATE,
+                                STW_UPDATE_WAIT | STW_UPDATE_MEASURE | STW_UPDATE_SPECULATE |
+                                STW_UPDATE_REJECT,
                             "options.flags"));
         STW_TRY(check_number(copy.clip_norm, "options.clip_norm"));
         STW_TRY(check_number(copy.norm_type, "options.norm_type"));

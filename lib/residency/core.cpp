@@ -172,6 +172,14 @@ void Core::lend(ClaimId claim, TensorId id, Commands &out)
     runner_.advance(out);
 }
 
+void Core::lend_once(TensorId id, Commands &out)
+{
+    if (tensors_[id].claim_users > 0) return;
+    tensors_[id].lent = true;
+    runner_.advance(out);
+    tensors_[id].lent = false;
+}
+
 void Core::unclaim_tensor(ClaimId claim, TensorId id, bool empties, Commands &out)
 {
     Tensor &tensor = tensors_[id];

@@ -90,6 +90,8 @@ public:
     // Fetches with kFetchLent may read the tensor, of which nothing is out under the claim that has
     // it, as if it were free: up to the next fetch under the claim, which waits for their end.
     void lend(ClaimId claim, TensorId tensor, Commands &out);
+    // To those alone that wait for it now.
+    void lend_once(TensorId tensor, Commands &out);
     // empties: also drops the contents (of a used gradient).
     void unclaim_tensor(ClaimId claim, TensorId tensor, bool empties, Commands &out);
     // Of a tensor under a claim that is all at nvme, with blocks of its own: writes under the claim

@@ -168,6 +168,13 @@ bool FetchQueue::waits_for_locks(FetchId id) const
     return fetch && fetch->lacks == Lacks::kLocks;
 }
 
+TensorId FetchQueue::waits_for(FetchId id) const
+{
+    const Fetch *fetch = find(id);
+    if (!fetch || fetch->lacks != Lacks::kLocks || fetch->places.empty()) return kNone;
+    return fetch->asked.requests[fetch->conflict].tensor;
+}
+
 bool FetchQueue::waits_for_room(FetchId id) const
 {
     const Fetch *fetch = find(id);

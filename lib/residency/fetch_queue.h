@@ -50,6 +50,8 @@ public:
     [[nodiscard]] bool is_awaited(TensorId tensor, FetchId number) const;
     [[nodiscard]] bool is_blocked(FetchId fetch) const;
     [[nodiscard]] bool waits_for_locks(FetchId fetch) const;
+    // The tensor whose locks it waits for; kNone: it waits for none.
+    [[nodiscard]] TensorId waits_for(FetchId fetch) const;
     [[nodiscard]] bool waits_for_room(FetchId fetch) const;
     [[nodiscard]] bool waits_for_nvme(FetchId fetch) const;
     [[nodiscard]] std::string describe_waiting(size_t lines_max) const;

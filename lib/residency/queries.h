@@ -135,6 +135,7 @@ public:
     {
         return fetches_.waits_for_locks(fetch);
     }
+    [[nodiscard]] TensorId waits_for(FetchId fetch) const { return fetches_.waits_for(fetch); }
     [[nodiscard]] bool is_waiting(FetchId fetch) const { return fetches_.has(fetch); }
     // A fetch of the tensor, not a prefetch and of a higher number, waits for locks or room.
     [[nodiscard]] bool is_awaited(TensorId tensor, FetchId number) const

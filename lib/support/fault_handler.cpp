@@ -34,6 +34,18 @@ void futex(std::atomic<uint32_t> *word, int operation, uint32_t value)
     syscall(SYS_futex, word, operation | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);
 }
 
+uintptr_t instruction_of([[maybe_unused]] const void *context)
+{
+#if defined(__x86_64__)
+    const auto *machine = &static_cast<const ucontext_t *>(context)->uc_mcontext;
+    return static_cast<uintptr_t>(machine->gregs[REG_RIP]);
+#elif defined(__aarch64__)
+    return static_cast<const ucontext_t *>(context)->uc_mcontext.pc;
+#else
+    return 0;
+#endif
+}
+
 bool is_write([[maybe_unused]] const void *context)
 {
 #if defined(__x86_64__)
@@ -121,6 +133,8 @@ struct FaultHandler {
         MemoryFault fault;
         fault.address = reinterpret_cast<uintptr_t>(info->si_addr);
         fault.writes = is_write(context);
+        fault.thread = static_cast<pid_t>(syscall(SYS_gettid));
+        fault.instruction = instruction_of(context);
         const bool by_kernel = info->si_code > 0;  // else it was sent
         if (!by_kernel || !offer(fault)) pass_on(number, info, context, next, fault.sentence);
         errno = error;

@@ -7,6 +7,8 @@
 
 #include "lib/support/status.h"
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -17,6 +19,8 @@ namespace stepwell {
 struct MemoryFault {
     uintptr_t address = 0;
     bool writes = false;  // where the processor says so; else a second fault on what can be read
+    pid_t thread = 0;           // as gettid() has it
+    uintptr_t instruction = 0;  // 0: the processor's is not known here
     char sentence[768] = {};  // why not, for what may be the last words of the process
     MemoryFault *next = nullptr;
     std::atomic<uint32_t> answer{0};

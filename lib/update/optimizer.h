@@ -65,6 +65,7 @@ struct StepOptions {
     double clip_norm = 0.0;                  // 0: no clip
     double norm_type = 0.0;                  // 0: 2; or infinity
     uint64_t timeout_ns = UINT64_MAX;
+    uint32_t thread = 0;  // the caller's number, see Pipeline::verdict_from()
     // Of several ranks, for a step that has a verdict: it waits for Optimizer::agreed().
     Agreement *agreement = nullptr;
     bool returns = false;  // once begun, whatever is wanted: the caller comes back with result()
@@ -167,6 +168,9 @@ public:
     // Whether a step of these options would begin at once: nothing is under way, or neither it nor
     // what is has a verdict, and it names parameters of which none is in a step.
     [[nodiscard]] bool may_begin(const StepOptions &options) const;
+
+    // Whether a step of these options would not return while views of the tensor are open.
+    [[nodiscard]] bool waits_for_views(const StepOptions &options, TensorId tensor) const;
 
     // The inside, for the jobs of its steps.
     struct Parts;

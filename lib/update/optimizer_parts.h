@@ -101,6 +101,7 @@ struct ParameterJob final : Job {
     [[nodiscard]] uint32_t chunk_pieces() const override;
     Chunk *settle(Chunk &chunk) override;
     void on_preferred() override;
+    [[nodiscard]] std::optional<uint32_t> verdict_from() const override;
     Status opened() override;
     Status refused(Status status) override;
     Status run(Chunk &chunk) override;
@@ -258,6 +259,8 @@ struct Optimizer::Parts {
     // step.cpp
     Status check_options(const StepOptions &options) const;
     Status select(const StepOptions &options);
+    void select_early() STW_REQUIRES(pipeline.mutex);
+    [[nodiscard]] bool waits_for_others() const STW_REQUIRES(pipeline.mutex);
     Status check_groups() const;
     void unselect();
     [[nodiscard]] bool may_begin(const StepOptions &options) const STW_REQUIRES(pipeline.mutex);
@@ -314,6 +317,7 @@ struct Optimizer::Parts {
     uint64_t misses = 0;       // a bit for each of the last verdicts, which an early update missed
     CopyShare copy_share;
     EarlyTrial early_trial;
+    uint32_t verdict_thread = 0;     // that gives verdicts, by its steps
     bool asks_early = false;         // there was an early step since the last verdict
     bool waits_for_verdict = false;  // the call that gave the last one
 };

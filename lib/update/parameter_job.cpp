@@ -486,6 +486,12 @@ void ParameterJob::on_preferred() STW_NO_THREAD_ANALYSIS
     }
 }
 
+std::optional<uint32_t> ParameterJob::verdict_from() const
+{
+    if (step == nullptr || !step->early) return {};
+    return owner.verdict_thread;
+}
+
 void ParameterJob::end()
 {
     switch (phase) {

@@ -13,6 +13,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -107,6 +108,8 @@ struct Job {
     virtual Chunk *settle(Chunk &chunk) = 0;
     // A call waits for one of its tensors.
     virtual void on_preferred() {}
+    // The thread that gives the verdict without which this job does not end; none: it needs none.
+    [[nodiscard]] virtual std::optional<uint32_t> verdict_from() const { return {}; }
 
     // Without the mutex, on an update thread. The first chunk of the phase was granted: the claim
     // has its turn, nothing has changed yet.

@@ -296,6 +296,25 @@ bool Pipeline::undoes(TensorId tensor) const
     return first != nullptr && first->job->undoes;
 }
 
+std::optional<uint32_t> Pipeline::verdict_from(TensorId tensor, bool early) const
+{
+    MutexLock lock(parts_->mutex);
+    if (tensor >= parts_->queues.size()) return {};
+    for (const Turn *at = parts_->queues[tensor].first; at != nullptr; at = at->behind) {
+        if (early && !at->job->is_parked()) continue;
+        if (const std::optional<uint32_t> thread = at->job->verdict_from()) return thread;
+    }
+    return {};
+}
+
+bool Pipeline::waits_only_for(uint32_t thread) const
+{
+    MutexLock lock(parts_->mutex);
+    if (parts_->totals.jobs > parts_->jobs_behind_parked()) return false;
+    return std::any_of(parts_->parked.begin(), parts_->parked.end(),
+                       [thread](const Job *job) { return job->verdict_from() == thread; });
+}
+
 bool Pipeline::pending(TensorId tensor) const
 {
     MutexLock lock(parts_->mutex);

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -122,6 +123,14 @@ public:
     void prefer(TensorId tensor);
     // Whether an update or a sum of it is pending. As prefer().
     [[nodiscard]] bool pending(TensorId tensor) const;
+
+    // The thread that is to give the verdict that work on the tensor waits for: by its number, 0
+    // where that is not known. The one that took the last step without STW_UPDATE_SPECULATE, before
+    // that the one that took a speculative step. None: no work on it waits for one, or, with
+    // `early`, what does may still be updated before it. As prefer().
+    [[nodiscard]] std::optional<uint32_t> verdict_from(TensorId tensor, bool early = false) const;
+    // Whether all that is pending waits for verdicts, one of them of this thread. As prefer().
+    [[nodiscard]] bool waits_only_for(uint32_t thread) const;
 
     // Whether what was written to it, and lent, is to be undone. As prefer().
     [[nodiscard]] bool undoes(TensorId tensor) const;

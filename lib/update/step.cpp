@@ -16,12 +16,18 @@ namespace stepwell::update {
 namespace {
 
 constexpr uint32_t kKnownFlags = STW_UPDATE_SKIP_NONFINITE | STW_UPDATE_KEEP_GRADIENTS |
-                                 STW_UPDATE_WAIT | STW_UPDATE_MEASURE | STW_UPDATE_SPECULATE;
+                                 STW_UPDATE_WAIT | STW_UPDATE_MEASURE | STW_UPDATE_SPECULATE |
+                                 STW_UPDATE_REJECT;
 constexpr int kMissesMax = 6;  // of the last 64 verdicts: with more, early updates do not pay
 
 bool is_early(const StepOptions &options)
 {
     return (options.flags & STW_UPDATE_SPECULATE) != 0;
+}
+
+bool is_rejection(uint32_t flags)
+{
+    return (flags & STW_UPDATE_REJECT) != 0;
 }
 
 struct Norm {
@@ -44,7 +50,7 @@ struct Norm {
 
 bool has_verdict(const StepOptions &options)
 {
-    if (is_early(options)) return false;
+    if (is_early(options) || is_rejection(options.flags)) return false;
     return options.wants_verdict || options.clip_norm > 0.0 ||
            (options.flags & (STW_UPDATE_MEASURE | STW_UPDATE_SKIP_NONFINITE)) != 0;
 }
@@ -75,6 +81,17 @@ Status Optimizer::Parts::check_options(const StepOptions &options) const
                              "A step with gradients of the caller's has no verdict: it takes no "
                              "result_out, clip, skip, measuring or speculation.");
     }
+    constexpr uint32_t kOfRejections =
+        STW_UPDATE_REJECT | STW_UPDATE_KEEP_GRADIENTS | STW_UPDATE_WAIT;
+    if (is_rejection(options.flags) &&
+        ((options.flags & ~kOfRejections) != 0 || options.parameters != nullptr ||
+         options.gradients != nullptr || options.clip_norm != 0.0)) {
+        return Status::error(STW_ERROR_INVALID,
+                             "A step with STW_UPDATE_REJECT sets back what speculative steps have "
+                             "updated and does nothing else: it takes no parameters, gradients or "
+                             "clip, and no flags but STW_UPDATE_KEEP_GRADIENTS and "
+                             "STW_UPDATE_WAIT.");
+    }
     if (options.norm_type != 0.0 && options.norm_type != 2.0 && options.norm_type != kInfinity) {
         return Status::error(STW_ERROR_INVALID, "A norm of type %g: 2 and infinity there are.",
                              options.norm_type);
@@ -92,6 +109,7 @@ void Optimizer::Parts::unselect()
 Status Optimizer::Parts::select(const StepOptions &options)
 {
     unselect();
+    if (is_rejection(options.flags)) return {};  // see select_early()
     if (options.parameters == nullptr) {
         for (ParameterJob &job : jobs) {
             job.asked = nullptr;
@@ -120,6 +138,14 @@ Status Optimizer::Parts::select(const StepOptions &options)
     return {};
 }
 
+// A job may leave until the mutex is taken, since its gradient is empty.
+void Optimizer::Parts::select_early()
+{
+    for (ParameterJob &job : jobs) {
+        if (job.step != nullptr && job.step->early) chosen.push_back(&job);
+    }
+}
+
 // Nobody trains by values that nobody gave.
 Status Optimizer::Parts::check_groups() const
 {
@@ -139,7 +165,7 @@ Status Optimizer::Parts::check_groups() const
 // What early steps have begun the next one decides about, all of it; no wait would change that.
 Status Optimizer::Parts::check_early(const StepOptions &options) const
 {
-    if (early_steps == 0) return {};
+    if (early_steps == 0 || is_rejection(options.flags)) return {};
     if ((options.flags & STW_UPDATE_MEASURE) != 0) {
         return Status::error(STW_ERROR_INVALID,
                              "Parameters of this optimizer were updated speculatively: the next "
@@ -225,6 +251,8 @@ Step &Optimizer::Parts::early_step()
 Step &Optimizer::Parts::prepare(const StepOptions &options)
 {
     const bool early = is_early(options);
+    if (is_rejection(options.flags)) select_early();
+    if (!early || verdict_thread == 0) verdict_thread = options.thread;
     Step &step = early ? early_step() : new_step();
     step.early = early;
     step.call = pipeline.number_call();
@@ -290,12 +318,14 @@ void Optimizer::Parts::enter(ParameterJob &job, Step &step)
 void Optimizer::Parts::take_over(ParameterJob &job, Step &step)
 {
     for (Part *part : job.parts) part->judged_hyper = hyper_of(part->group);
+    const bool left_to_it = job.phase == StepPhase::kScan && job.is_parked();
+    // A rejection needs no norm.
+    if (left_to_it && is_rejection(step.flags)) job.phase = StepPhase::kVerdict;
     const bool scans = job.phase == StepPhase::kScan;
     step.scans_left += scans ? 1 : 0;
     if (!job.error.ok() && step.verdict.ok()) step.verdict = job.error;
-    const bool left_to_it = scans && job.is_parked();
     pipeline.unpark(job);
-    if (left_to_it) pipeline.make_ready(job);
+    if (left_to_it && scans) pipeline.make_ready(job);
     left(*std::exchange(job.step, &step));
 }
 
@@ -442,7 +472,8 @@ bool Optimizer::Parts::conclude(Step &step, const Verdict &all)
 {
     step.gives_back = !go_ahead(step, all);
     step.known = true;
-    const bool missed = step.gives_back || step.result.clip_coefficient != 1.0;
+    const bool rejects = is_rejection(step.flags);
+    const bool missed = !rejects && (step.gives_back || step.result.clip_coefficient != 1.0);
     if ((step.flags & STW_UPDATE_MEASURE) == 0) end_round(missed);
     for (ParameterJob *job : chosen) {
         if (job->step != &step || !apply(*job, step)) continue;
@@ -485,12 +516,18 @@ bool Optimizer::Parts::apply(ParameterJob &job, Step &step)
     job.begin(step.gives_back ? StepPhase::kRestore : StepPhase::kUpdate);
     pipeline.set_rank(job, job.preference);
     pipeline.make_ready(job);
+    pipeline.changed.notify_all();  // see waits_for_others()
     return false;
 }
 
 bool Optimizer::Parts::go_ahead(Step &step, const Verdict &all)
 {
     const uint64_t with_gradient = std::exchange(step.result.updated, 0);
+    if (is_rejection(step.flags)) {
+        step.result.skipped = true;
+        step.verdict = Status::remark(STW_SKIPPED);
+        return false;
+    }
     if (step.verdict.ok()) step.verdict = all.status;
     // Without a verdict a gradient that cannot be read is its own parameter's affair.
     if (!step.judges) step.verdict = Status();
@@ -549,6 +586,16 @@ Status Optimizer::Parts::answer(StepResult *result_out) const
 
 // ---------------------------------------------------------------------------------- the calls ----
 
+// What is not updated is free when the call returns, which takes no time of its own. What is set
+// back goes on: it may wait for views of the caller's.
+bool Optimizer::Parts::waits_for_others() const
+{
+    const auto leaves = [this](const ParameterJob *job) {
+        return job->step == last && !job->undoes;
+    };
+    return last->gives_back && std::any_of(chosen.begin(), chosen.end(), leaves);
+}
+
 Status Optimizer::step(const StepOptions &options, StepResult *result_out)
 {
     STW_TRY(parts_->check_options(options));
@@ -557,6 +604,10 @@ Status Optimizer::step(const StepOptions &options, StepResult *result_out)
         MutexLock lock(parts_->pipeline.mutex);
         waiter = parts_->pipeline.waiter(options.timeout_ns);
         STW_TRY(parts_->check_early(options));
+        if (is_rejection(options.flags) && parts_->early_steps == 0) {
+            if (result_out != nullptr) *result_out = StepResult{.skipped = true};
+            return Status::remark(STW_SKIPPED);
+        }
         while (!parts_->may_begin(options)) STW_TRY(parts_->pipeline.sleep(waiter));
     }
     STW_TRY(parts_->select(options));
@@ -573,8 +624,7 @@ Status Optimizer::step(const StepOptions &options, StepResult *result_out)
     while (waits && step.active) STW_TRY(parts_->pipeline.sleep(waiter));
     if (!options.wants_verdict && !waits) return {};
     while (!step.known) STW_TRY(parts_->pipeline.sleep(waiter));
-    // What is not updated is free when the call returns; that takes no time of its own.
-    while (step.gives_back && step.active) STW_TRY(parts_->pipeline.sleep(waiter));
+    while (parts_->waits_for_others()) STW_TRY(parts_->pipeline.sleep(waiter));
     STW_TRY(parts_->answer(nullptr));
     if (waits && !step.failure.ok()) return step.failure;
     return parts_->answer(result_out);
@@ -643,6 +693,26 @@ const char *Optimizer::awaits_verdict() const
         if (job.step != nullptr && job.step->early) return job.name;
     }
     return nullptr;
+}
+
+bool Optimizer::waits_for_views(const StepOptions &options, TensorId tensor) const
+{
+    const auto found = parts_->by_tensor.find(tensor);
+    if (found == parts_->by_tensor.end()) return false;
+    const ParameterJob &job = *found->second;
+    const TensorId parameter = job.turns[ParameterJob::kParameter].tensor;
+    const TensorId *const end = options.parameters + options.parameter_count;
+    MutexLock lock(parts_->pipeline.mutex);
+    const bool rejects = is_rejection(options.flags);
+    const bool all = options.parameters == nullptr;
+    const bool named = rejects ? job.step != nullptr && job.step->early
+                               : all || std::find(options.parameters, end, parameter) != end;
+    const bool stays = job.step != nullptr && !job.is_parked();
+    if (stays && (named || has_verdict(options)) && !parts_->may_begin(options)) return true;
+    if (!named) return false;
+    const bool gradient = tensor == job.turns[ParameterJob::kGradient].tensor;
+    return (options.flags & STW_UPDATE_WAIT) != 0 ||
+           (options.wants_verdict && gradient && !rejects);
 }
 
 bool Optimizer::may_begin(const StepOptions &options) const

@@ -108,8 +108,8 @@ public:
     // of them has ended.
     [[nodiscard]] virtual bool moves() = 0;
 
-    // All that updates do from now on is wait for their fetches: who looks for deadlocks may look
-    // again.
+    // All that updates do from now on is wait for their fetches or for verdicts: who looks for
+    // deadlocks, or may have to give a verdict, may look again.
     virtual void updates_wait() = 0;
 
     [[nodiscard]] virtual uint64_t block_bytes() const = 0;

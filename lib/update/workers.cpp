@@ -123,7 +123,7 @@ void Pipeline::Parts::end_activity()
 {
     {
         MutexLock lock(mutex);
-        if (--active > 0 || chunks_in_flight == 0) return;
+        if (--active > 0 || (chunks_in_flight == 0 && parked.empty())) return;
     }
     tiers.updates_wait();
 }

@@ -6,6 +6,7 @@
  */
 #include "support.h"
 
+#include <pthread.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -209,8 +210,7 @@ TEST(what_waits_for_its_verdict_is_left_alone)
     fails(stw_optimizer_step(here.optimizer, &options, NULL), STW_ERROR_INVALID, "is not named");
     fails(stw_optimizer_destroy(here.optimizer), STW_ERROR_BUSY, "its verdict");
     fails(stw_tensor_destroy(here.parameters, 1), STW_ERROR_BUSY, "belongs to optimizer");
-    fetch.timeout_ns = 10 * MILLISECOND_NS;
-    fails(stw_fetch(runtime, &fetch, &request, 1, &view), STW_ERROR_TIMEOUT, "updates");
+    fails(stw_fetch(runtime, &fetch, &request, 1, &view), STW_ERROR_BUSY, "STW_UPDATE_REJECT");
     result = verdict(&here, 1e6);
     assert_int_equal(result.updated, PARAMETERS);
     view = view_get(runtime, here.parameters[0], STW_READ);
@@ -233,24 +233,23 @@ TEST(what_was_speculated_is_read_before_its_verdict)
     give_gradients(&here, 1, 0), give_gradients(&plain, 1, 0);
     (void)verdict(&here, 1e6), (void)verdict(&plain, 1e6); /* the moments get contents */
     speculated.flags = STW_FETCH_SPECULATED;
-    speculated.timeout_ns = others.timeout_ns = 10 * MILLISECOND_NS;
     for (int undone = 0; undone < 2; ++undone) {
         const double clip_norm = undone ? 1e-3 : 1e6;
         give_gradients(&here, undone, 0), give_gradients(&plain, undone, 0);
         early_step(&here, 0);
         ok(stw_runtime_drain(runtime, 0));
-        fails(stw_fetch(runtime, &others, &request, 1, &view), STW_ERROR_TIMEOUT, "updates");
+        fails(stw_fetch(runtime, &others, &request, 1, &view), STW_ERROR_BUSY, "the verdict");
         ok(stw_fetch(runtime, &speculated, &request, 1, &view));
         request.into = &copy, request.element_count = 1;
         ok(stw_fetch(runtime, &speculated, &request, 1, &again));
         request.into = NULL, request.element_count = 0;
         assert_true(copy == *(const float *)view.pointer);
-        /* What was not updated early, or is no parameter, waits. */
+        /* What was not updated early, or is no parameter, is not read before. */
         request.tensor = here.parameters[1];
         early_step(&here, 1);
         ok(stw_runtime_drain(runtime, 0));
         request.tensor = here.gradients[0];
-        fails(stw_fetch(runtime, &speculated, &request, 1, &again), STW_ERROR_TIMEOUT, "updates");
+        fails(stw_fetch(runtime, &speculated, &request, 1, &again), STW_ERROR_BUSY, "the verdict");
         request.tensor = here.parameters[0];
         request.access = STW_WRITE;
         fails(stw_fetch(runtime, &speculated, &request, 1, &again), STW_ERROR_INVALID,
@@ -267,6 +266,180 @@ TEST(what_was_speculated_is_read_before_its_verdict)
         assert_int_equal(copy == *(const float *)view.pointer, !undone);
         view_put(&view);
     }
+    expect_same(&here, &plain, STW_F32);
+    trainee_leave(&here), trainee_leave(&plain);
+    machine_close(runtime);
+}
+
+static stw_status reject(trainee *here, uint32_t flags, stw_update_result *result)
+{
+    stw_update_options options = STW_UPDATE_OPTIONS_INIT;
+    options.flags = STW_UPDATE_REJECT | flags;
+    return stw_optimizer_step(here->optimizer, &options, result);
+}
+
+/* Whatever early steps have come to: nothing, a norm, or an update. */
+TEST(a_rejected_step_leaves_no_trace)
+{
+    stw_runtime *runtime = machine_open_as(small_host());
+    trainee plain = trainee_in(runtime, STW_BF16), here = trainee_in(runtime, STW_BF16);
+    uint64_t undone = 0;
+    for (int step = 0; step < 24; ++step) {
+        const int keeps = step % 3 == 1;
+        stw_update_result result = STW_UPDATE_RESULT_INIT;
+        give_gradients(&here, 100 + step, step % 5 == 4);
+        for (int i = 0; i < 1 + step % PARAMETERS; ++i) early_step(&here, i);
+        if (step % 2 == 0) ok(stw_runtime_drain(runtime, 0));
+        const uint32_t flags = keeps ? STW_UPDATE_KEEP_GRADIENTS : 0;
+        assert_int_equal(reject(&here, flags, &result), STW_SKIPPED);
+        assert_int_equal(result.skipped, 1);
+        assert_int_equal(result.updated + result.early, 0);
+        undone += result.undone;
+        ok(stw_runtime_drain(runtime, 0));
+        /* Gradients of others are as they were. */
+        for (int i = 0; i < PARAMETERS; ++i) {
+            const int emptied = !keeps && i <= step % PARAMETERS;
+            assert_int_equal(info_of(here.gradients[i]).state == STW_STATE_EMPTY, emptied);
+        }
+        give_gradients(&plain, step, 0), give_gradients(&here, step, 0);
+        for (int i = 0; i < PARAMETERS; ++i) early_step(&here, i);
+        (void)verdict(&plain, 1e6), (void)verdict(&here, 1e6);
+    }
+    assert_true(undone > 0);
+    expect_same(&plain, &here, STW_BF16);
+    /* With nothing to reject it does nothing, and it takes nothing else. */
+    give_gradients(&here, 0, 0);
+    assert_int_equal(reject(&here, STW_UPDATE_WAIT, NULL), STW_SKIPPED);
+    assert_int_equal(info_of(here.gradients[0]).state, STW_STATE_VALID);
+    fails(reject(&here, STW_UPDATE_MEASURE, NULL), STW_ERROR_INVALID, "does nothing else");
+    stw_update_options options = STW_UPDATE_OPTIONS_INIT;
+    options.flags = STW_UPDATE_REJECT, options.clip_norm = 1.0;
+    fails(stw_optimizer_step(here.optimizer, &options, NULL), STW_ERROR_INVALID, "clip");
+    options.clip_norm = 0.0, options.parameters = here.parameters, options.parameter_count = 1;
+    fails(stw_optimizer_step(here.optimizer, &options, NULL), STW_ERROR_INVALID, "parameters");
+    trainee_leave(&plain), trainee_leave(&here);
+    machine_close(runtime);
+}
+
+/* The batch after one that was given up is not trained on top of it. */
+TEST(an_aborted_phase_rejects_what_was_speculated_in_it)
+{
+    stw_runtime *runtime = machine_open_as(small_host());
+    trainee plain = trainee_in(runtime, STW_F32), here = trainee_in(runtime, STW_F32);
+    stw_phase *phase = NULL;
+    ok(stw_phase_create(runtime, "train", &phase));
+    for (int step = 0; step < 6; ++step) {
+        give_gradients(&plain, step, 0), give_gradients(&here, step, 0);
+        (void)verdict(&plain, 1e6);
+        ok(stw_step_begin(phase));
+        for (int i = 0; i < 3; ++i) early_step(&here, i);
+        if (step % 2 == 1) ok(stw_runtime_drain(runtime, 0));
+        ok(stw_step_abort(phase, NULL));
+        ok(stw_step_begin(phase));
+        for (int i = 0; i < PARAMETERS; ++i) early_step(&here, i); /* gradients are kept */
+        (void)verdict(&here, 1e6);
+        ok(stw_step_end(phase, NULL));
+    }
+    expect_same(&plain, &here, STW_F32);
+    trainee_leave(&plain), trainee_leave(&here);
+    machine_close(runtime);
+}
+
+typedef struct reading {
+    stw_tensor *tensor;
+    float value;
+    stw_status status;
+} reading;
+
+static void *read_first(void *argument)
+{
+    reading *here = argument;
+    stw_copy_options options = STW_COPY_OPTIONS_INIT;
+    options.element_count = 1;
+    here->status = stw_tensor_read(here->tensor, &here->value, &options);
+    return NULL;
+}
+
+static void give_back(void *user)
+{
+    free(user);
+}
+
+/* The thread that gives verdicts never waits for one; others do, up to it. */
+TEST(a_wait_for_the_own_verdict_is_refused_at_once)
+{
+    enum { SUMS = 64 };
+    stw_runtime *runtime = machine_open_as(small_host());
+    trainee here = trainee_in(runtime, STW_F32);
+    stw_fetch_request request = request_of(here.parameters[0], STW_READ);
+    stw_fetch_options fetch = STW_FETCH_OPTIONS_INIT;
+    stw_operation *operation = NULL;
+    stw_view view, gradient;
+    reading other = {.tensor = here.parameters[0]};
+    pthread_t thread;
+    float value = 0.0f;
+    stw_copy_options one = STW_COPY_OPTIONS_INIT;
+    one.element_count = 1;
+    give_gradients(&here, 1, 0);
+    early_step(&here, 0);
+    fails(stw_fetch(runtime, NULL, &request, 1, &view), STW_ERROR_BUSY, "STW_UPDATE_REJECT");
+    fails(stw_tensor_read(here.parameters[0], &value, &one), STW_ERROR_BUSY, "the verdict");
+    fails(stw_tensor_write(here.gradients[0], &value, &one), STW_ERROR_BUSY, "the verdict");
+    fails(stw_tensor_freeze(here.parameters[0], 1), STW_ERROR_BUSY, "its verdict writes it");
+    ok(stw_fetch_async(runtime, &fetch, &request, 1, &operation));
+    assert_int_equal(stw_operation_poll(operation), STW_PENDING);
+    fails(stw_operation_wait(operation, UINT64_MAX), STW_ERROR_BUSY, "the verdict");
+    assert_int_equal(pthread_create(&thread, NULL, read_first, &other), 0);
+    /* Sums behind the gradient hold memory of the caller's, and there is a limit. */
+    stw_status status = STW_OK;
+    for (int i = 0; i < SUMS && status == STW_OK; ++i) {
+        float *mine = calloc(ELEMENTS, sizeof *mine);
+        status = stw_reduce_adopt(here.gradients[0], mine, NULL, give_back, mine);
+        if (status != STW_OK) free(mine);
+    }
+    assert_int_equal(status, STW_ERROR_BUSY);
+    assert_non_null(strstr(stw_last_error(), "the verdict"));
+    (void)verdict(&here, 1e6);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    ok(other.status);
+    ok(stw_operation_wait(operation, UINT64_MAX));
+    ok(stw_fetch_collect(operation, NULL, &view, 1));
+    assert_true(*(const float *)view.pointer == other.value);
+    ok(stw_operation_free(operation));
+    /* Nor for a view of its own: of a parameter that is to be updated, of a gradient to be read. */
+    stw_update_options options = STW_UPDATE_OPTIONS_INIT;
+    stw_update_result result = STW_UPDATE_RESULT_INIT;
+    give_gradients(&here, 2, 0);
+    options.flags = STW_UPDATE_WAIT;
+    fails(stw_optimizer_step(here.optimizer, &options, NULL), STW_ERROR_BUSY, "release that view");
+    view_put(&view);
+    gradient = view_get(runtime, here.gradients[2], STW_READ);
+    fails(stw_optimizer_step(here.optimizer, &options, &result), STW_ERROR_BUSY,
+          "release that view");
+    view_put(&gradient);
+    ok(stw_optimizer_step(here.optimizer, &options, &result));
+    trainee_leave(&here);
+    machine_close(runtime);
+}
+
+/* Setting back waits for the view; what the verdict is does not. */
+TEST(a_skipped_verdict_is_known_beside_a_speculated_view)
+{
+    stw_runtime *runtime = machine_open_as(small_host());
+    trainee here = trainee_in(runtime, STW_F32), plain = trainee_in(runtime, STW_F32);
+    stw_fetch_options speculated = STW_FETCH_OPTIONS_INIT;
+    stw_fetch_request request = request_of(here.parameters[0], STW_READ);
+    stw_view view;
+    speculated.flags = STW_FETCH_SPECULATED;
+    give_gradients(&here, 1, 0), give_gradients(&plain, 1, 0);
+    (void)verdict(&here, 1e6), (void)verdict(&plain, 1e6);
+    give_gradients(&here, 1, 1);
+    early_step(&here, 0);
+    ok(stw_fetch(runtime, &speculated, &request, 1, &view));
+    const stw_update_result result = verdict(&here, 1e6);
+    assert_int_equal(result.skipped, 1);
+    assert_int_equal(result.undone, 1);
+    view_put(&view);
     expect_same(&here, &plain, STW_F32);
     trainee_leave(&here), trainee_leave(&plain);
     machine_close(runtime);

@@ -505,6 +505,74 @@ TEST(without_a_handler_the_last_words_have_the_name)
     assert_non_null(strstr(words, "without a view"));
 }
 
+#if defined(__x86_64__)
+/* One instruction that reads one tensor and writes another; the tier holds either. */
+static void copy_by_one_instruction(void)
+{
+    machine wanted = machine_touched();
+    stw_runtime *runtime;
+    const uint64_t elements = (wanted.device_blocks - 3) * 16384;
+    if (machine_try_open(&wanted, &runtime) != STW_OK) _exit(1);
+    stw_tensor *tensors[2] = {tensor_f32(runtime, "from", elements),
+                              tensor_f32(runtime, "to", elements)};
+    for (int i = 0; i < 2; ++i) ok(stw_tensor_fill(tensors[i], i, NULL));
+    const void *from = address_of(tensors[0]);
+    void *to = address_of(tensors[1]);
+    size_t bytes = 64;
+    __asm__ volatile("rep movsb" : "+S"(from), "+D"(to), "+c"(bytes) : : "memory");
+    _exit(2);
+}
+
+TEST(an_instruction_that_needs_more_than_the_tier_ends_with_a_name)
+{
+    char words[1024];
+    const int status = last_words(copy_by_one_instruction, words, sizeof words);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+    assert_non_null(strstr(words, "the budget of"));
+    assert_non_null(strstr(words, "holds either, not both"));
+}
+#endif
+
+/* The thread that gives the verdict reads what is there, and writes nothing. */
+static void touch_before_the_verdict(void)
+{
+    machine wanted = machine_touched();
+    stw_runtime *runtime;
+    stw_update_options options = STW_UPDATE_OPTIONS_INIT;
+    wanted.device_blocks = 24;
+    if (machine_try_open(&wanted, &runtime) != STW_OK) _exit(1);
+    stw_optimizer *optimizer = optimizer_make(runtime, STW_OPTIMIZER_SGD);
+    stw_tensor *parameter = tensor_f32(runtime, "weights", ELEMENTS);
+    stw_tensor *gradient = tensor_f32(runtime, "their-gradient", ELEMENTS);
+    hyper_usual(optimizer);
+    optimizer_add(optimizer, parameter, gradient);
+    ok(stw_tensor_fill(parameter, 1.0, NULL));
+    for (int step = 0; step < 2; ++step) { /* the first gives the states contents */
+        ok(stw_tensor_fill(gradient, 1.0, NULL));
+        options.flags = step == 0 ? STW_UPDATE_WAIT : STW_UPDATE_SPECULATE;
+        ok(stw_optimizer_step(optimizer, &options, NULL));
+    }
+    const volatile float *values = address_of(parameter);
+    /* As they are, updated before the verdict or not. */
+    if (!(values[0] < 1.0F && values[ELEMENTS - 1] == values[0])) _exit(2);
+    volatile float *const theirs = address_of(gradient);
+    if (theirs[0] != 1.0F) _exit(3);
+    theirs[0] = 2.0F;
+    _exit(4);
+}
+
+TEST(what_was_speculated_is_touched_before_its_verdict)
+{
+    char words[1024];
+    const uint64_t begin = clock_ns();
+    const int status = last_words(touch_before_the_verdict, words, sizeof words);
+    if (WIFEXITED(status)) fail_msg("exit %d: %s", WEXITSTATUS(status), words);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+    if (!strstr(words, "'their-gradient'") || !strstr(words, "STW_UPDATE_REJECT"))
+        fail_msg("%s", words);
+    assert_true(clock_ns() - begin < 100 * SECOND_NS); /* not the timeout of 300 s */
+}
+
 static float *parents;
 static void touch_the_parents(void)
 {

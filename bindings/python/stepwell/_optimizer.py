@@ -183,7 +183,7 @@ class Optimizer:
     def step(self, parameters: Optional[Sequence[Tensor]] = None, *, scale: float = 1.0,
              clip_norm: float = 0.0, norm_type: float = 2.0, skip_nonfinite: bool = False,
              keep_gradients: bool = False, wait: bool = False, measure: bool = False,
-             verdict: bool = True, speculate: bool = False,
+             verdict: bool = True, speculate: bool = False, reject: bool = False,
              gradients: Optional[Sequence[int]] = None,
              timeout: Optional[float] = None) -> Optional[UpdateResult]:
         """Update parameters from their gradients; the update continues after the call.
@@ -196,13 +196,15 @@ class Optimizer:
         names all such parameters; where it comes to another update, they are set back first. For
         each parameter when its gradient is complete; returns None, at once. gradients: addresses of
         the parameters' gradients in the program's memory, in place of their tensors (0: the
-        tensor); they must stay there until the update is complete. Without a verdict.
+        tensor); they must stay there until the update is complete. Without a verdict. reject: the
+        verdict of the speculative updates is that none stands: their parameters are set back, their
+        gradients emptied (or kept, with keep_gradients), and nothing else is updated.
         """
         verdict = verdict and not speculate
         flags = (_abi.STW_UPDATE_SKIP_NONFINITE * skip_nonfinite
                  | _abi.STW_UPDATE_KEEP_GRADIENTS * keep_gradients
                  | _abi.STW_UPDATE_WAIT * wait | _abi.STW_UPDATE_MEASURE * measure
-                 | _abi.STW_UPDATE_SPECULATE * speculate)
+                 | _abi.STW_UPDATE_SPECULATE * speculate | _abi.STW_UPDATE_REJECT * reject)
         if scale == 0 or not math.isfinite(scale):
             raise ValueError(f"a scale of {scale}")
         options = _abi.stw_update_options.initial(

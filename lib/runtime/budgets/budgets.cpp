@@ -10,6 +10,7 @@
 #include "lib/runtime/addresses/sink.h"
 #include "lib/runtime/copies/snapshots.h"
 #include "lib/runtime/group/state.h"
+#include "lib/runtime/machine/touches.h"
 #include "lib/runtime/planning/pause.h"
 #include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/recording/recorder.h"
@@ -218,6 +219,8 @@ Status Budgets::empty_down_to(const BudgetChange &change)
             if (left > 0 && !moves) refusal = core.shrink_refusal(change.place, change.after);
         });
         if (left == 0) return {};
+        const bool late = dispatch_.now() >= change.deadline;
+        if (!moves && !late && machine_.touches && machine_.touches->clear_way()) continue;
         if (!moves) return refusal;
         MutexLock lock(dispatch_.mutex());
         while (dispatch_.progress() == seen) STW_TRY(wait_for_budget(change, "blocks to leave it"));

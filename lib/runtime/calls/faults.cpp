@@ -6,7 +6,6 @@
 #include "lib/residency/core.h"
 #include "lib/runtime/addresses/addresses.h"
 #include "lib/runtime/calls/fetches.h"
-#include "lib/runtime/copies/chunks.h"
 #include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/machine/touches.h"
 #include "lib/runtime/recording/grounds.h"
@@ -14,13 +13,12 @@
 #include "lib/runtime/views/ends.h"
 #include "lib/support/fault_handler.h"
 #include "lib/support/signals.h"
+#include "lib/update/pipeline.h"
 
 #include <algorithm>
 #include <cstring>
 #include <system_error>
 #include <utility>
-
-#include <stepwell/copy.h>
 
 namespace stepwell {
 
@@ -88,18 +86,27 @@ try {
     range.element_count = range.tensor->elements;
     range.byte_count = range.tensor->bytes;
     Status status;
-    if (range.tensor->flags & STW_TENSOR_NO_ADDRESS) {
+    if (const uint32_t repeats = machine_.touches->repeats(fault)) {
+        const MutexLock lock(dispatch_.mutex());
+        status = Status::error(
+            STW_ERROR_BUDGET,
+            "the instruction at 0x%llx has asked for it %u times in a second and uses other "
+            "memory as well, and the budget of %s holds either, not both; raise it, or copy with "
+            "stw_tensor_read and stw_tensor_write",
+            static_cast<unsigned long long>(fault.instruction), repeats,
+            bytes_text(dispatch_.core.budget_bytes(range.place)).c_str());
+    } else if (range.tensor->flags & STW_TENSOR_NO_ADDRESS) {
         status = Status::error(STW_ERROR_INVALID, "it has STW_TENSOR_NO_ADDRESS");
     } else if (writes && (range.tensor->flags & STW_TENSOR_READ_ONLY) != 0) {
         status = Status::error(STW_ERROR_INVALID, "it is read-only");
     } else {
-        status = fetch_touched(range);
+        status = fetch_touched(range, views_.number_of(fault.thread));
     }
-    // The first write to an empty tensor; the rest of it must not show bytes of another one.
+    // The first write to an empty tensor; the rest of it must not show bytes of another one. The
+    // zeros are for the first of several threads that write: for the others it has contents.
     if (status.code() == STW_ERROR_EMPTY && writes) {
-        stw_copy_options options = STW_COPY_OPTIONS_INIT;
-        status = chunks_.fill(range.tensor, 0.0, options);
-        if (status.ok()) status = fetch_touched(range);
+        status = machine_.pipeline->zero(range.tensor->id, range.tensor->bytes);
+        if (status.ok()) status = fetch_touched(range, views_.number_of(fault.thread));
     }
     if (status.ok()) return status;
     status = Status::error(status.code(),
@@ -114,7 +121,8 @@ try {
     return Status::error(STW_ERROR_MEMORY, "no memory to serve an access without a view");
 }
 
-Status Faults::fetch_touched(const RequestedRange &range)
+// What was updated speculatively is read as it is: the thread may have to give the verdict.
+Status Faults::fetch_touched(const RequestedRange &range, uint32_t owner)
 {
     const Touches::Turn turn(*machine_.touches, range.tensor);
     std::vector<stw_view> weaker;
@@ -123,22 +131,29 @@ Status Faults::fetch_touched(const RequestedRange &range)
     FetchPlan plan;
     plan.ranges.push_back(range);
     plan.step = recorder_.current_step();  // waiting for a view of the same step would never end
+    plan.owner = owner;
     plan.flags = STW_FETCH_HAND_OVER;
+    if (range.access == STW_READ) plan.flags |= STW_FETCH_SPECULATED;
     plan.beside_readers = true;  // the program may write to memory while it holds a READ view of it
     stw_view view{};
     residency::FetchId before = 0;
+    residency::ClaimId claim = 0;
     {
         const MutexLock lock(dispatch_.mutex());
         before = dispatch_.core.last_fetch();
+        claim = dispatch_.core.claimed_by(range.tensor->id);
     }
     STW_TRY(fetches_.fetch(std::move(plan), &view));
     views_.slot(ViewTable::index_of(view.cookie)).step = 0;  // not of a step of the program
     machine_.touches->keep(view);
-    // A fetch that was asked for since `before` could not end this view, so end it here. An older
-    // one waits for a view of the program; ending this view for it would only make the fault come
+    // Whatever began to wait since `before` could not end this view, so end it here. An older fetch
+    // waits for a view of the program; ending this view for it would only make the fault come
     // again.
     dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {
-        if (core.is_awaited(range.tensor->id, before)) fetches_.end_kept_views_soon();
+        const residency::TensorId id = range.tensor->id;
+        const bool claimed = core.claimed_by(id) != 0 && core.claimed_by(id) != claim;
+        if (claimed || core.is_awaited(id, before) || dispatch_.waits_for_progress())
+            dispatch_.give_way_soon();
     });
     return {};
 }

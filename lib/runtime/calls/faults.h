@@ -10,14 +10,12 @@ namespace stepwell {
 
 class AddressTable;
 class ViewEnds;
-class ChunkCopies;
 class Fetches;
 
 class Faults final : public DispatchHook, public FaultServer, Grounded {
 public:
-    Faults(const Ground &ground, AddressTable &addresses, ViewEnds &ends, ChunkCopies &chunks,
-           Fetches &fetches)
-        : Grounded(ground), addresses_(addresses), ends_(ends), chunks_(chunks), fetches_(fetches)
+    Faults(const Ground &ground, AddressTable &addresses, ViewEnds &ends, Fetches &fetches)
+        : Grounded(ground), addresses_(addresses), ends_(ends), fetches_(fetches)
     {
     }
 
@@ -30,11 +28,10 @@ private:
     stw_tensor *tensor_at(uintptr_t address, residency::PlaceId *place_out)
         STW_REQUIRES(runtime_lock);
     Status serve(const MemoryFault &fault) override;
-    Status fetch_touched(const RequestedRange &range);
+    Status fetch_touched(const RequestedRange &range, uint32_t owner);
 
     AddressTable &addresses_;
     ViewEnds &ends_;
-    ChunkCopies &chunks_;
     Fetches &fetches_;
 };
 

@@ -23,9 +23,7 @@
 #include "lib/runtime/views/streams.h"
 #include "lib/support/assert.h"
 
-#include <chrono>
 #include <new>
-#include <thread>
 #include <unordered_set>
 
 namespace stepwell {
@@ -123,8 +121,6 @@ void Fetches::ask(Waiter &waiter, Commands &out)
     if (!dispatch_.core.is_waiting(waiter.fetch)) return;
     if (waiter.asynchronous) dispatch_.arm_timer(waiter.deadline);  // no thread sleeps for it
     waiter.cause = sleepers_.cause_of(waiter);
-    if (machine_.touches && machine_.touches->any() && dispatch_.core.waits_for_locks(waiter.fetch))
-        end_kept_views_soon();
     std::string name;
     if (waiter.cause == observe::Stall::kUpdate && sleepers_.waits_for_itself(waiter, &name)) {
         dispatch_.core.cancel(waiter.fetch,
@@ -162,8 +158,7 @@ Status Fetches::fetch(FetchPlan plan, stw_view *views_out)
             status.code() == STW_ERROR_BUDGET && (machine_.touches->in_the_way() || gone);
         const bool lock = status.code() == STW_ERROR_BUSY && machine_.touches->any();
         if ((!room && !lock) || dispatch_.now() >= deadline) return status;
-        if (!machine_.touches->any()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        dispatch_.give_way();
+        if (!machine_.touches->clear_way()) dispatch_.give_way();
     }
 }
 
@@ -173,7 +168,7 @@ Status Fetches::fetch_once(FetchPlan plan, stw_view *views_out)
     Waiter waiter;
     waiter.listener = this;
     waiter.plan = std::move(plan);
-    waiter.owner = recorder_.owner_number();
+    waiter.owner = waiter.plan.owner != 0 ? waiter.plan.owner : recorder_.owner_number();
     if (!waiter.plan.gathered.empty()) STW_TRY(wholes_.fetch_wholes(waiter));
     if (needs_copies(waiter.plan)) waiter.status = snapshots_.copy_out(waiter);
     if (!waiter.status.ok() || waiter.plan.ranges.empty()) return finish_fetch(waiter, views_out);
@@ -338,6 +333,9 @@ Status Fetches::evict(stw_tensor *const *tensors, uint32_t n, PlaceId place, uin
             seen = dispatch_.progress() + 1;  // this event counts as progress
         });
         if (left == 0) return {};
+        if (!moves && dispatch_.now() < deadline && machine_.touches &&
+            machine_.touches->clear_way())
+            continue;
         if (!moves) {
             return Status::error(STW_ERROR_BUSY,
                                  "%llu blocks cannot leave the tier; %s has open views "
@@ -537,6 +535,7 @@ void Fetches::open_view(uint32_t slot, const RequestedRange &range, const reside
     view.by_gate = grant.by_gate;
     view.dtype = static_cast<uint8_t>(range.dtype);
     view.absent = is_absent(waiter.plan);
+    view.touched = waiter.plan.beside_readers;
     const auto [pointer, there] = located;
     const memory::Tier &at = machine_.tiers[grant.place];
     if (at.streams && pointer) view.first_slot = at.slots_of(there, view_bytes(range)).first;
@@ -561,7 +560,7 @@ void Fetches::answered(Waiter &waiter)
 
 void Fetches::unlocked()
 {
-    if (kept_views_end_.exchange(false) || dispatch_.has_stuck_fetch()) dispatch_.give_way();
+    if (dispatch_.gives_way_now() || dispatch_.has_stuck_fetch()) dispatch_.give_way();
 }
 
 }  // namespace stepwell

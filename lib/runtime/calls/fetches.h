@@ -55,7 +55,6 @@ public:
 
     // For a fetch that may wait for views that the library keeps: they end when the lock is
     // released.
-    void end_kept_views_soon() { kept_views_end_.store(true); }
 
     bool refused(residency::Refused &refused, Commands &out) override STW_REQUIRES(runtime_lock);
     void unlocked() override;
@@ -93,7 +92,6 @@ private:
     Snapshots &snapshots_;
     Prefetcher &prefetcher_;
     Wholes &wholes_;
-    std::atomic<bool> kept_views_end_{false};
 };
 
 }  // namespace stepwell

@@ -296,6 +296,7 @@ Status Operations::wait(stw_operation *operation, uint64_t timeout_ns)
     }
     if (waiter->done) return waiter->status;
     STW_TRY(dispatch_.interrupted_since(begin));
+    if (timeout_ns > 0) STW_TRY(sleepers_.own_verdict(*waiter));
     return Status::remark(STW_PENDING);
 }
 

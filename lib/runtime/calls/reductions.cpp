@@ -54,6 +54,15 @@ Status Reductions::take_adopted(const stw_tensor &gradient, uint64_t bytes, uint
     while (!has_room()) {
         waited = true;
         STW_TRY(dispatch_.interrupted_since(begin));
+        if (machine_.pipeline->waits_only_for(recorder_.owner_number())) {
+            return Status::error(
+                STW_ERROR_BUSY,
+                "%s of gradient '%s' would wait for the verdict of a speculative update, which "
+                "this thread is to give, as sums behind it hold %s: take a step without "
+                "STW_UPDATE_SPECULATE first, or one with STW_UPDATE_REJECT",
+                bytes_text(bytes).c_str(), gradient.name.c_str(),
+                bytes_text(adopted_bytes).c_str());
+        }
         // If collectives run on callers' threads, sums may wait for some that this one must run.
         const bool goes_on = collectives_.works_here()
                                  ? collectives_.wait_ranks(begin, deadline, has_room)

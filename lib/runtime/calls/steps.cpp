@@ -6,6 +6,7 @@
 #include "lib/runtime/calls/fetches.h"
 #include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/machine/meters.h"
+#include "lib/runtime/optimizers/table.h"
 #include "lib/runtime/planning/plans.h"
 #include "lib/runtime/planning/prefetcher.h"
 #include "lib/runtime/ranks/wholes.h"
@@ -160,8 +161,8 @@ void Steps::close_step(Phase &phase)
     recorder_.set_current_step(newest);
 }
 
-// Views end as abandoned, sums of the step are dropped, and nothing is learned from it. Exported
-// views stay: their consumer cannot be notified.
+// Views end as abandoned, speculative updates are set back, sums of the step are dropped, and
+// nothing is learned from it. Exported views stay: their consumer cannot be notified.
 Status Steps::abort_step(stw_phase *phase, void *stream)
 {
     dispatch_.give_way();
@@ -184,6 +185,7 @@ Status Steps::abort_step(stw_phase *phase, void *stream)
         if (views_.close((serial << 24) | index) == residency::kNone) continue;
         (void)ends_.end_view(index, slot, id, ReleaseHint(STW_RELEASE_ABANDON));
     }
+    const Status rejected = optimizers_.reject_early();
     std::vector<residency::TensorId> reduced;
     {
         MutexLock lock(dispatch_.mutex());
@@ -199,7 +201,7 @@ Status Steps::abort_step(stw_phase *phase, void *stream)
         for (const residency::TensorId tensor : reduced) wholes_.drop_partial(tensor, out);
     });
     for (const residency::TensorId tensor : reduced) empty_behind(tensor);
-    return {};
+    return rejected;
 }
 
 // Empties the tensor under a claim, which is served after the sums under way.

@@ -19,12 +19,13 @@ class Prefetcher;
 class ProgramVictims;
 class Wholes;
 class Meters;
+class OptimizerTable;
 
 class Steps final : public DispatchHook, public MetadataUser, Grounded {
 public:
     Steps(const Ground &ground, Placement &placement, StreamOrder &streams, ViewEnds &ends,
           TierAccess &pieces, PlanStore &plans, Prefetcher &prefetcher, ProgramVictims &victims,
-          Wholes &wholes, Meters &meters)
+          Wholes &wholes, Meters &meters, OptimizerTable &optimizers)
         : Grounded(ground),
           placement_(placement),
           streams_(streams),
@@ -34,7 +35,8 @@ public:
           prefetcher_(prefetcher),
           victims_(victims),
           wholes_(wholes),
-          meters_(meters)
+          meters_(meters),
+          optimizers_(optimizers)
     {
     }
 
@@ -67,6 +69,7 @@ private:
     ProgramVictims &victims_;
     Wholes &wholes_;
     Meters &meters_;
+    OptimizerTable &optimizers_;
     // Time of the last sample of bytes per tier.
     residency::Instant sampled_ns_ STW_GUARDED_BY(runtime_lock) = 0;
 };

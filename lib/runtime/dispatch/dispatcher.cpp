@@ -77,6 +77,7 @@ void Dispatcher::ask(Waiter &waiter, const residency::FetchAsked &asked, Command
     waiter.grants.clear();
     waiter.fetch = core.fetch(asked, out);
     waiters_[waiter.fetch] = &waiter;
+    if (core.waits_for_locks(waiter.fetch)) give_way_soon();
 }
 
 Status Dispatcher::fetch_pieces(Waiter &waiter, const residency::FetchAsked &asked)
@@ -150,8 +151,15 @@ bool Dispatcher::wait_progress(Instant deadline)
 {
     const Instant time = now();
     if (time >= deadline) return false;
-    (void)progress_.wait_until(mutex(),
+    ++progress_waits_;
+    const uint64_t seen = progress_made_;
+    {
+        const MutexUnlock unlocked(mutex());
+        give_way();
+    }
+    if (progress_made_ == seen) (void)progress_.wait_until(mutex(),
                                std::min<uint64_t>(deadline, time + 3600ull * 1000000000ull));
+    --progress_waits_;
     return true;
 }
 

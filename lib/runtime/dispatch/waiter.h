@@ -80,6 +80,7 @@ struct FetchPlan {
     bool beside_readers = false;           // see kFetchBesideReaders
     int32_t priority = 0;
     uint64_t step = 0;
+    uint32_t owner = 0;  // for which thread; 0: the calling one
     uint64_t timeout_ns = 0;
     void *stream = nullptr;  // of views at devices that have streams
 };

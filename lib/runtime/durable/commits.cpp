@@ -91,7 +91,7 @@ void Commits::run(Collective &work)
 Status Commits::durable_view_open()
 {
     for (uint32_t index = 0; index < views_.slots_used(); ++index) {
-        if (!views_.is_open(index)) continue;
+        if (!views_.is_open(index) || views_.slot(index).touched) continue;
         const stw_tensor *tensor = views_.slot(index).tensor;
         if ((tensor->flags & STW_TENSOR_DURABLE) == 0) continue;
         Status status = Status::error(STW_ERROR_BUSY,
@@ -150,6 +150,7 @@ Status Commits::begin_commit(const std::shared_ptr<CommitWork> &work)
             if (work->claim != 0) core.claim_tensor(work->claim, tensor->id);
         }
         if (next) collectives_.queue_collective(std::move(next));
+        dispatch_.give_way_soon();
     });
     return status;
 }

@@ -4,6 +4,8 @@
 
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -117,11 +119,22 @@ ThreadState *ViewTable::register_thread()
         states_.push_back(state);
     }
     state->number = ++threads_seen_;
+    state->thread_id.store(static_cast<int>(syscall(SYS_gettid)));
     state->thread_lives.store(true);
     state->runtime_serial.store(runtime_serial_);
     *vacant = {runtime_serial_, state};
     cache = {runtime_serial_, state};
     return state;
+}
+
+uint32_t ViewTable::number_of(int thread_id)
+{
+    MutexLock lock(mutex_);
+    for (const ThreadState *state : states_) {
+        if (state->thread_lives.load() && state->thread_id.load() == thread_id)
+            return state->number;
+    }
+    return 0;
 }
 
 uint32_t ViewTable::take_one()

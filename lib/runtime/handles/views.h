@@ -50,6 +50,7 @@ struct alignas(64) ViewSlot {
     Relaxed<uint8_t> dtype = 0;        // of the private buffer; 0: the tensor's
     uint8_t absent = 0;                // of a gathered tensor, without bytes here
     Relaxed<uint8_t> exported = 0;     // moved into a DLPack tensor
+    Relaxed<uint8_t> touched = 0;      // by an access without a view; ends where it is in the way
     uint32_t next = residency::kNone;  // pinned by the same call; until it is open
     uint32_t first_slot = 0;           // at a place with streams
 };
@@ -64,6 +65,7 @@ struct alignas(64) ThreadState {
     std::atomic<uint64_t> runtime_serial{0};
     std::atomic<bool> thread_lives{false};
     uint32_t number = 0;  // of the thread in its runtime, from 1
+    std::atomic<int> thread_id{0};  // of the system
     uint32_t slot_count = 0;
     std::array<uint32_t, kSlots> slots{};
     // One writer (the thread), one reader (under the core's lock).
@@ -84,6 +86,8 @@ public:
 
     // This thread's state in this runtime; null if too many threads live: then use the table.
     ThreadState *thread_state();
+    // The number of a thread by the system's id; 0: it has made no call yet.
+    [[nodiscard]] uint32_t number_of(int thread_id);
     // kNone if views_max are open.
     uint32_t take_slot(ThreadState *state)
     {

@@ -9,8 +9,10 @@
 #include "lib/support/signals.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 namespace stepwell {
@@ -105,6 +107,14 @@ bool Touches::in_the_way() const
     return any() || releasing_.load() > 0 || serving_.load() > (serves ? 1u : 0u);
 }
 
+bool Touches::clear_way()
+{
+    if (!in_the_way()) return false;
+    if (!any()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    dispatch_.give_way();
+    return true;
+}
+
 bool Touches::is_served(const stw_tensor *tensor) const
 {
     return std::find(served_.begin(), served_.end(), tensor) != served_.end();
@@ -153,6 +163,35 @@ std::vector<stw_view> Touches::take()
     ++releasing_;
     any_ = false;
     return std::exchange(views_, {});
+}
+
+uint32_t Touches::repeats(const MemoryFault &fault)
+{
+    constexpr uint32_t kRepeatsMin = 64;
+    constexpr size_t kOperandsMax = 8;  // of an instruction, or of a loop that a fault begins again
+    constexpr uint64_t kForNs = 1'000'000'000;
+    const uint64_t now = Dispatcher::now();
+    MutexLock lock(mutex_);
+    const auto of_it = [&](const Repeated &at) { return at.thread == fault.thread; };
+    auto at = std::find_if(repeated_.begin(), repeated_.end(), of_it);
+    if (at == repeated_.end()) {
+        if (repeated_.size() == kThreadsMax) repeated_.erase(repeated_.begin());
+        at = repeated_.insert(repeated_.end(), {fault.thread, 0, {}, 0, 0});
+    }
+    std::vector<uintptr_t> &known = at->addresses;
+    const bool again = at->instruction == fault.instruction &&
+                       std::find(known.begin(), known.end(), fault.address) != known.end();
+    if (!again && (at->instruction != fault.instruction || known.size() == kOperandsMax))
+        known.clear();
+    if (!again) {
+        known.push_back(fault.address);
+        at->instruction = fault.instruction;
+        at->count = 0;
+        at->begin_ns = now;
+        return 0;
+    }
+    ++at->count;
+    return at->count >= kRepeatsMin && now - at->begin_ns >= kForNs ? at->count : 0;
 }
 
 void Touches::released()

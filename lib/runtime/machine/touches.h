@@ -50,6 +50,9 @@ public:
     [[nodiscard]] bool any() const { return any_.load(std::memory_order_relaxed); }
     // True also while other threads serve faults, which may leave views open.
     [[nodiscard]] bool in_the_way() const;
+    // Ends such views, or waits for a moment for those that are about to come. False: there are
+    // none.
+    bool clear_way();
     // Serialises the faults of one tensor: a second one would wait for the view of the first.
     class Turn {
     public:
@@ -68,12 +71,23 @@ public:
     void keep(const stw_view &view);
     std::vector<stw_view> take();  // The caller releases them, then calls released().
     void released();
+    // How often in a row the thread's instruction has faulted at addresses where it has before, if
+    // that goes on for a second: its accesses end each other. 0: it gets on.
+    [[nodiscard]] uint32_t repeats(const MemoryFault &fault);
     // Counts views kept and taken, to detect that a blocking view has ended since.
     [[nodiscard]] uint64_t changes() const { return changes_.load(); }
 
 private:
     static constexpr size_t kThreadsMax = 256;
 
+    // The faults of one instruction of a thread.
+    struct Repeated {
+        pid_t thread = 0;
+        uintptr_t instruction = 0;
+        std::vector<uintptr_t> addresses;
+        uint32_t count = 0;
+        uint64_t begin_ns = 0;
+    };
     [[nodiscard]] bool is_served(const stw_tensor *tensor) const STW_REQUIRES(mutex_);
     Status start_thread() STW_REQUIRES(mutex_);
     void run();
@@ -89,6 +103,7 @@ private:
     std::vector<const stw_tensor *> served_ STW_GUARDED_BY(mutex_);  // being served
     Condition over_;                                                 // one of these has ended
     std::vector<stw_view> views_ STW_GUARDED_BY(mutex_);
+    std::vector<Repeated> repeated_ STW_GUARDED_BY(mutex_);  // of the last threads
     std::atomic<bool> any_{false};
     std::atomic<uint32_t> serving_{0};    // faults
     std::atomic<uint32_t> releasing_{0};  // take() without released() yet

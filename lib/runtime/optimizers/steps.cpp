@@ -113,6 +113,8 @@ Status OptimizerTable::optimizer_step(stw_optimizer *optimizer, const stw_update
     step.clip_norm = options.clip_norm;
     step.norm_type = options.norm_type;
     step.timeout_ns = dispatch_.timeout(options.timeout_ns);
+    step.thread = recorder_.owner_number();
+    STW_TRY(check_own_views(body, step));
     const bool speculates = (step.flags & STW_UPDATE_SPECULATE) != 0;
     update::StepResult result;
     const residency::Instant begin = dispatch_.now();
@@ -132,6 +134,38 @@ Status OptimizerTable::optimizer_step(stw_optimizer *optimizer, const stw_update
     updates.skipped += result.skipped;
     updates.parameters += result.updated;
     return status;
+}
+
+// BUSY if the call would wait for a view that its own thread holds.
+Status OptimizerTable::check_own_views(const OptimizerBody &body,
+                                       const update::StepOptions &step) const
+{
+    for (const stw_tensor *tensor : sleepers_.viewed_by(step.thread)) {
+        if (!body.optimizer->waits_for_views(step, tensor->id)) continue;
+        return Status::error(STW_ERROR_BUSY,
+                             "the step of optimizer '%s' would wait for a view of %s that this "
+                             "thread holds; release that view first",
+                             body.name.c_str(), tensor_text(tensor->name).c_str());
+    }
+    return {};
+}
+
+Status OptimizerTable::reject_early()
+{
+    std::vector<OptimizerBody *> live;
+    {
+        MutexLock lock(dispatch_.mutex());
+        for (const std::unique_ptr<OptimizerBody> &body : bodies) {
+            if (body->handle) live.push_back(body.get());
+        }
+    }
+    for (OptimizerBody *body : live) {
+        if (body->optimizer->awaits_verdict() == nullptr) continue;
+        stw_update_options options = STW_UPDATE_OPTIONS_INIT;
+        options.flags = STW_UPDATE_REJECT | STW_UPDATE_KEEP_GRADIENTS;
+        STW_TRY(optimizer_step(body->handle, options, nullptr));
+    }
+    return {};
 }
 
 void OptimizerTable::tell_early(OptimizerBody &body)

@@ -56,6 +56,8 @@ public:
     Status optimizer_step(stw_optimizer *optimizer, const stw_update_options &options,
                           stw_update_result *result_out);
     Status optimizer_result(stw_optimizer *optimizer, stw_update_result *result_out);
+    // Begins to set back what speculative steps have updated, of every optimizer; gradients stay.
+    Status reject_early();
     Status open_update(uint32_t asked);
     [[nodiscard]] std::vector<stw_tensor *> held_by(const OptimizerBody &body) const
         STW_EXCLUDES(runtime_lock);
@@ -73,6 +75,8 @@ private:
                                  const update::Entry &made) const;
     Status join_master(OptimizerBody &body, stw_tensor *parameter, stw_tensor **tensor_out);
     void drop_parts(OptimizerBody &body, const stw_tensor *parameter);
+    [[nodiscard]] Status check_own_views(const OptimizerBody &body,
+                                         const update::StepOptions &step) const;
     [[nodiscard]] Status check_update_room(const OptimizerBody &body,
                                            const std::vector<stw_tensor *> &parameters) const;
     static const OwnedState *find_state(const OptimizerBody &body, const stw_tensor *parameter,

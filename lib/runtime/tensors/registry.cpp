@@ -14,6 +14,7 @@
 #include "lib/runtime/tensors/placement.h"
 #include "lib/runtime/tensors/zeros.h"
 #include "lib/support/assert.h"
+#include "lib/update/pipeline.h"
 
 #include <algorithm>
 #include <cstring>
@@ -499,6 +500,13 @@ Status TensorRegistry::freeze(stw_tensor *tensor, bool frozen)
                                  "its parameter instead",
                                  tensor_text(tensor->name).c_str(), body->name.c_str());
         }
+    }
+    if (frozen && machine_.pipeline->verdict_from(tensor->id)) {
+        return Status::error(STW_ERROR_BUSY,
+                             "%s was updated speculatively, and its verdict writes it; take a "
+                             "step without STW_UPDATE_SPECULATE first, or one with "
+                             "STW_UPDATE_REJECT",
+                             tensor_text(tensor->name).c_str());
     }
     const uint32_t flags = tensor->flags & ~uint32_t{STW_TENSOR_READ_ONLY};
     const bool durable = (flags & STW_TENSOR_DURABLE) != 0;

@@ -253,7 +253,7 @@ void TierAccess::fetch(residency::ClaimId claim, const update::Piece *pieces, ui
 void TierAccess::updates_wait()
 {
     MutexLock lock(dispatch_.mutex());
-    sleepers_.before_unlock();
+    sleepers_.look_again();
     dispatch_.settle();
 }
 

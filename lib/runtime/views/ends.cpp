@@ -107,6 +107,7 @@ Status ViewEnds::end_view(uint32_t index, ViewSlot &slot, memory::DeviceStreams:
 {
     end_on_stream(slot, stream);
     if (slot.exported) slot.exported = 0;
+    if (slot.touched) slot.touched = 0;
     ThreadState *state = views_.thread_state();
     views_.note_release(slot.owner, state);
     if (slot.by_gate && slot.scratch == residency::kNone) return end_hit(index, slot, state, hint);

@@ -16,6 +16,17 @@
 
 namespace stepwell {
 
+namespace {
+
+// The one that it waits for now.
+residency::FetchId fetch_of(const Waiter &waiter)
+{
+    const bool copies = waiter.fetch == 0 && waiter.snapshot;
+    return copies ? waiter.snapshot->chunk.fetch : waiter.fetch;
+}
+
+}  // namespace
+
 // The stall cause of a wait that begins now.
 observe::Stall Sleepers::cause_of(const Waiter &waiter) const
 {
@@ -57,6 +68,17 @@ bool Sleepers::waits_for_itself(const Waiter &waiter, std::string *tensor_out)
         }
     }
     return false;
+}
+
+std::vector<const stw_tensor *> Sleepers::viewed_by(uint32_t owner) const
+{
+    std::vector<const stw_tensor *> viewed;
+    for (uint32_t index = 0; owner != 0 && index < views_.slots_used(); ++index) {
+        const ViewSlot &view = views_.slot(index);
+        if (view.owner != owner || !views_.is_open(index)) continue;
+        if (view.scratch == residency::kNone) viewed.push_back(view.tensor);
+    }
+    return viewed;
 }
 
 // True if the asking thread or step holds a view of the tensor.
@@ -101,6 +123,14 @@ std::vector<residency::Held> Sleepers::held_by_sleepers()
     return held;
 }
 
+void Sleepers::look_again()
+{
+    before_unlock();
+    for (const residency::Sleeper &sleeper : asleep_) {
+        if (Waiter *waiter = dispatch_.find(sleeper.fetch)) waiter->cv.notify_all();
+    }
+}
+
 void Sleepers::before_unlock()
 {
     if (!asleep_.empty()) break_deadlocks();
@@ -134,6 +164,22 @@ void Sleepers::break_deadlocks()
     }
 }
 
+Status Sleepers::own_verdict(const Waiter &waiter) const
+{
+    if (!machine_.pipeline) return {};
+    const residency::TensorId tensor = dispatch_.core.waits_for(fetch_of(waiter));
+    if (tensor == residency::kNone) return {};
+    const bool early = (waiter.plan.flags & STW_FETCH_SPECULATED) != 0;
+    const std::optional<uint32_t> thread = machine_.pipeline->verdict_from(tensor, early);
+    const uint32_t owner = waiter.owner != 0 ? waiter.owner : recorder_.owner_number();
+    if (!thread || *thread == 0 || *thread != owner) return {};
+    return Status::error(STW_ERROR_BUSY,
+                         "%s would be waited for until the verdict of a speculative update, which "
+                         "this thread is to give: take a step without STW_UPDATE_SPECULATE first, "
+                         "or one with STW_UPDATE_REJECT",
+                         tensor_text(dispatch_.core.spec(tensor).name).c_str());
+}
+
 // Until the answer or the deadline. Until then other threads know that this one releases nothing.
 void Sleepers::sleep_on(Waiter &waiter, residency::Instant deadline, bool until_answered)
 {
@@ -147,15 +193,14 @@ void Sleepers::sleep_on(Waiter &waiter, residency::Instant deadline, bool until_
         if (waiter.done) return;
     }
     const residency::Instant begin = dispatch_.now();
-    const bool copies = waiter.fetch == 0 && waiter.snapshot;
-    const residency::Sleeper sleeper{recorder_.owner_number(),
-                                     copies ? waiter.snapshot->chunk.fetch : waiter.fetch};
+    const residency::Sleeper sleeper{recorder_.owner_number(), fetch_of(waiter)};
     if (until_answered && sleeper.owner != 0) asleep_.push_back(sleeper);  // 0: unknown thread
     break_deadlocks();
     dispatch_.settle();
     while (!waiter.done) {
         const residency::Instant time = dispatch_.now();
         if (time >= deadline || begin <= dispatch_.interrupted_at()) break;
+        if (!own_verdict(waiter).ok()) break;
         if (works_here() && work_->work_one()) continue;  // the wait may be for a sum over ranks
         // If this thread executes collectives, it must also notice their condition.
         const uint64_t longest = works_here() ? 1'000'000 : 3600ull * 1000000000;
@@ -176,6 +221,16 @@ void Sleepers::await(Waiter &waiter, residency::TensorId tensor)
     while (!waiter.done) {
         sleep_on(waiter, waiter.deadline, true);
         if (waiter.done) break;
+        if (Status own = own_verdict(waiter); !own.ok()) {
+            // An access without a view reads what is there: an update that waits for the verdict
+            // has nothing out.
+            const bool touches = waiter.plan.beside_readers;
+            if (touches) dispatch_.core.lend_once(tensor, dispatch_.loop.out);
+            if (!touches || dispatch_.core.waits_for(waiter.fetch) == tensor)
+                dispatch_.core.cancel(waiter.fetch, std::move(own), dispatch_.loop.out);
+            dispatch_.loop.run();
+            continue;
+        }
         const MutexUnlock unlocked(dispatch_.mutex());
         dispatch_.act([&](Core &core, Commands &out)
                           STW_REQUIRES(runtime_lock) { core.tick(dispatch_.now(), out); });

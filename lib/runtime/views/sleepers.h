@@ -35,12 +35,17 @@ public:
     void await(Waiter &waiter, residency::TensorId tensor);
     void sleep_on(Waiter &waiter, residency::Instant deadline, bool until_answered)
         STW_REQUIRES(runtime_lock);
+    // BUSY if the waiter's fetch waits for the verdict of a speculative update that this thread is
+    // to give.
+    [[nodiscard]] Status own_verdict(const Waiter &waiter) const STW_REQUIRES(runtime_lock);
     [[nodiscard]] Status tell_waiting(Status status);
     void log_timeout(const Status &status);
     std::string describe_views(uint32_t lines_max) STW_REQUIRES(runtime_lock);
     [[nodiscard]] bool reads_lent(uint32_t flags, const stw_tensor *tensor) const;
     Status self_wait(stw_tensor *tensor, residency::Access access, uint32_t owner,
                      uint32_t flags = 0);
+    // The tensors of which the thread holds views.
+    [[nodiscard]] std::vector<const stw_tensor *> viewed_by(uint32_t owner) const;
     [[nodiscard]] bool has_own_view(const Waiter &waiter, const stw_tensor *tensor) const;
     void sleep_follows(residency::FetchId before, residency::FetchId after)
         STW_REQUIRES(runtime_lock);
@@ -48,6 +53,8 @@ public:
     void set_work(CallerWork &work) { work_ = &work; }
     [[nodiscard]] bool works_here() const { return work_ && work_->works_here(); }
     void before_unlock() override STW_REQUIRES(runtime_lock);
+    // Something other than an event may have made a wait one without an end.
+    void look_again() STW_REQUIRES(runtime_lock);
 
 private:
     void break_deadlocks() STW_REQUIRES(runtime_lock);

@@ -63,6 +63,10 @@ public:
     void miss(TensorId tensor, const Status &cause) { lifetimes_.miss(tensor, cause); }
     // It was written whole, piece by piece: clears an earlier failure.
     void mark_valid(TensorId tensor) { lifetimes_.mark_valid(tensor); }
+    // Tensors that read as zeros and were emptied in a block that they share: the shell writes the
+    // zeros before the next use, and says so when that has begun.
+    [[nodiscard]] const std::set<TensorId> &owed_zeros() const { return lifetimes_.owed_zeros(); }
+    void give_zeros(TensorId tensor) { lifetimes_.give_zeros(tensor); }
 
     // ---- fetch and release ---------------------------------------------------------------------
     FetchId fetch(const FetchAsked &asked, Commands &out);

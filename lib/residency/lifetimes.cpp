@@ -165,6 +165,7 @@ Status Lifetimes::destroy(TensorId id, Commands &out)
     Tensor &tensor = tensors_[id];
     drop_contents(id, out);
     packs_.set_contents(id, Contents::kEmpty);
+    owed_zeros_.erase(id);
     tensor.alive = false;
     Pack &pack = packs_[tensor.pack];
     const TensorId moved = pack.tensors.back();
@@ -201,7 +202,8 @@ void Lifetimes::free_pack(PackId id, Commands &out)
     out.freed_packs.push_back(id);
 }
 
-// The tensor reads as empty (or zeros) from now on. A shared block keeps the bytes of the others.
+// The tensor reads as empty (or zeros) from now on. A shared block keeps the bytes of the others,
+// so that zeros have to be written there.
 void Lifetimes::drop_contents(TensorId id, Commands &out)
 {
     Tensor &tensor = tensors_[id];
@@ -211,11 +213,13 @@ void Lifetimes::drop_contents(TensorId id, Commands &out)
     // A neighbour may be empty and be written for the first time now.
     const uint32_t own = (tensor.writer ? 1 : 0) + tensor.claim_users;
     if (pack.with_contents > 0 || pack.writing > own) {
+        if (tensor.spec.reads_zero) owed_zeros_.insert(id);
         for (BlockId block = pack.first; block < pack.first + pack.blocks; ++block)
             recency_.wake(block);
         return;
     }
     if (tensor.spec.reads_zero) packs_.set_contents(id, Contents::kValid);
+    owed_zeros_.erase(id);
     for (PlaceId place = 0; place < places_.count(); ++place) {
         if (!gates_.uses_gates(pack, place)) continue;
         for (const TensorId at : pack.tensors) gates_.close(at, place);

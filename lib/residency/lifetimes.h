@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lifetimes: makes tensors and destroys them, and changes what holds for a tensor as a whole: its
-// policy, whether it is frozen, its contents. Owns nothing.
+// policy, whether it is frozen, its contents. Owns the set of tensors whose zeros must be written.
 #pragma once
 
 #include "lib/residency/fetch_runner.h"
 #include "lib/residency/promises.h"
+
+#include <set>
 
 namespace stepwell::residency {
 
@@ -40,6 +42,9 @@ public:
     void fail(TensorId tensor, const Status &cause);
     void miss(TensorId tensor, const Status &cause);
     void mark_valid(TensorId tensor);
+    // Empty ones that read as zeros: these have to be written before the next use.
+    [[nodiscard]] const std::set<TensorId> &owed_zeros() const { return owed_zeros_; }
+    void give_zeros(TensorId tensor) { owed_zeros_.erase(tensor); }
 
     Status set_policy(TensorId tensor, const Policy &policy);
     Status freeze(TensorId tensor, bool frozen);
@@ -63,6 +68,7 @@ private:
     const FetchQueue &fetches_;
     WriteBack &write_back_;
     FetchRunner &runner_;
+    std::set<TensorId> owed_zeros_;
 };
 
 }  // namespace stepwell::residency

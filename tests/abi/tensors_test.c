@@ -275,6 +275,60 @@ TEST(zero_tensors_read_as_zeros_alone_and_in_shared_blocks)
     ok(stw_tensor_destroy(&large, 1));
 }
 
+/* In a block that it shares, whoever empties it. */
+TEST(zeros_come_back_in_every_way_to_empty_a_tensor)
+{
+    stw_runtime *runtime = *state;
+    stw_tensor_spec spec = spec_f32(NULL, 100);
+    stw_tensor *beside = tensor_f32(runtime, NULL, 100), *parameter = tensor_f32(runtime, "w", 100);
+    spec.flags = STW_TENSOR_ZERO, spec.role = STW_ROLE_GRAD;
+    stw_tensor *gradient = tensor_make(runtime, &spec);
+    spec.role = STW_ROLE_PARAM;
+    stw_tensor *zero = tensor_make(runtime, &spec);
+    stw_optimizer *optimizer = optimizer_make(runtime, STW_OPTIMIZER_SGD);
+    optimizer_add(optimizer, parameter, gradient);
+    const struct {
+        uint32_t access, flags;
+    } ways[] = {
+        {STW_READ, STW_RELEASE_DISCARD},
+        {STW_READ, STW_RELEASE_DISCARD | STW_RELEASE_FAR},
+        {STW_READ, STW_RELEASE_DISCARD | STW_RELEASE_NEAR},
+        {STW_READ_WRITE, STW_RELEASE_DISCARD},
+        {STW_READ_WRITE, STW_RELEASE_ABANDON},
+        {STW_WRITE, STW_RELEASE_DISCARD},
+    };
+    tensor_fill_sequence(beside, 100, 5);
+    for (size_t way = 0; way < 2 * COUNT(ways); ++way) {
+        tensor_fill_sequence(zero, 100, 3);
+        stw_view view = view_get(runtime, zero, STW_READ);
+        view_put(&view);
+        if (way % 2) ok(stw_evict(runtime, NULL, 0, STW_TIER_DEVICE, 0, 0));
+        view = view_get(runtime, zero, ways[way / 2].access);
+        ok(stw_release(&view, 1, STW_STREAM_HOST, ways[way / 2].flags));
+        assert_int_equal(info_of(zero).state, STW_STATE_VALID);
+        expect_zeros(runtime, zero, 100);
+    }
+    /* A fetch whose views nobody took. */
+    tensor_fill_sequence(zero, 100, 3);
+    stw_fetch_request request = request_of(zero, STW_WRITE);
+    stw_operation *operation = NULL;
+    ok(stw_fetch_async(runtime, NULL, &request, 1, &operation));
+    ok(stw_operation_wait(operation, 0));
+    ok(stw_operation_free(operation));
+    expect_zeros(runtime, zero, 100);
+    /* The gradient of an update. */
+    tensor_fill_sequence(parameter, 100, 1);
+    tensor_fill_sequence(gradient, 100, 1);
+    ok(stw_optimizer_step(optimizer, NULL, NULL));
+    expect_zeros(runtime, gradient, 100);
+    tensor_expect_sequence(beside, 100, 5);
+    ok(stw_optimizer_destroy(optimizer));
+    ok(stw_tensor_destroy(&gradient, 1));
+    ok(stw_tensor_destroy(&parameter, 1));
+    ok(stw_tensor_destroy(&zero, 1));
+    ok(stw_tensor_destroy(&beside, 1));
+}
+
 /* Without elements there is nothing to write, and using it must end all the same. */
 TEST(an_empty_shape_that_reads_as_zeros_may_be_discarded)
 {

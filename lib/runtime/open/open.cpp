@@ -300,7 +300,7 @@ Runtime::Runtime(const stw_runtime_options &options, stw_runtime *handle, uint64
           .buffers{ground, addresses.table, addresses.metadata, tensors.placement, addresses.sink},
           .zeros{ground},
           .registry{ground, addresses.table, addresses.metadata, addresses.sink, restored,
-                    tensors.placement, tensors.zeros}},
+                    tensors.placement}},
       calls{.fetches{ground, addresses.table, tensors.placement, tensors.buffers, tensors.zeros,
                      tensors.registry, views.streams, views.sleepers, views.hits, copies.snapshots,
                      planning.prefetcher, ranks.wholes},

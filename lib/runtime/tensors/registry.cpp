@@ -12,7 +12,6 @@
 #include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/restored/restored.h"
 #include "lib/runtime/tensors/placement.h"
-#include "lib/runtime/tensors/zeros.h"
 #include "lib/support/assert.h"
 #include "lib/update/pipeline.h"
 
@@ -406,7 +405,6 @@ void TensorRegistry::unregister_tensor(stw_tensor *tensor, Commands &out)
     STW_ASSERT(status.ok());
     handles_.erase(tensor);
     errors_.forget(tensor->id);
-    zeros_.forget(tensor->id);
     const auto named = names_.find(tensor->name);
     if (named != names_.end() && named->second == tensor) names_.erase(named);
     tensor->runtime = nullptr;
@@ -439,9 +437,10 @@ Status TensorRegistry::tensor_info(stw_tensor *tensor, stw_tensor_info *info_out
     MutexLock lock(dispatch_.mutex());
     stw_tensor_info info{};
     info.struct_size = std::min<uint32_t>(info_out->struct_size, sizeof info);
-    const bool zeros = zeros_.owes(tensor->id);
-    info.state = static_cast<uint32_t>(zeros ? residency::Contents::kValid
-                                             : dispatch_.core.contents(tensor->id));
+    residency::Contents contents = dispatch_.core.contents(tensor->id);
+    if (contents == residency::Contents::kEmpty && dispatch_.core.spec(tensor->id).reads_zero)
+        contents = residency::Contents::kValid;
+    info.state = static_cast<uint32_t>(contents);
     info.restored = tensor->notes.restored ? 1 : 0;
     info.dtype = tensor->dtype;
     info.role = tensor->role;
@@ -577,7 +576,6 @@ Status TensorRegistry::discard_one(stw_tensor *tensor, Commands &out, Core &core
     STW_TRY(core.discard(tensor->id, out));
     recorder_.note_discard(schedule::Lane::kProgram, tensor->id);
     errors_.forget(tensor->id);
-    zeros_.note_zeros(tensor->id);
     return {};
 }
 

@@ -20,7 +20,6 @@ class MetadataBudget;
 class TransferSink;
 class RestoredTensors;
 class Placement;
-class OwedZeros;
 
 // A room that keeps more than the shard of a tensor of several ranks.
 class ShardObserver {
@@ -42,15 +41,13 @@ public:
 class TensorRegistry final : Grounded {
 public:
     TensorRegistry(const Ground &ground, AddressTable &addresses, MetadataBudget &metadata,
-                   TransferSink &sink, RestoredTensors &restored, Placement &placement,
-                   OwedZeros &zeros)
+                   TransferSink &sink, RestoredTensors &restored, Placement &placement)
         : Grounded(ground),
           addresses_(addresses),
           metadata_(metadata),
           sink_(sink),
           restored_(restored),
-          placement_(placement),
-          zeros_(zeros)
+          placement_(placement)
     {
     }
 
@@ -94,7 +91,6 @@ private:
     TransferSink &sink_;
     RestoredTensors &restored_;
     Placement &placement_;
-    OwedZeros &zeros_;
     ShardObserver *shards_ = nullptr;  // null: there are no ranks
     std::map<std::string, stw_tensor *, std::less<>> names_ STW_GUARDED_BY(runtime_lock);
 };

@@ -159,7 +159,6 @@ Status ViewEnds::end_pinned(const ViewSlot &view, ReleaseHint hint)
         core.release(release, out);
         version = core.version(tensor->id);
         if (view.access == STW_READ && release.discard) status = core.discard(tensor->id, out);
-        zeros_.note_zeros(tensor->id);
         if (view.access == STW_REDUCE && !release.abandon)
             recorder_.note_reduced(tensor, view.step);
     });
@@ -239,7 +238,6 @@ Status ViewEnds::release_converted(const ViewSlot &slot, ReleaseHint hint)
         const Status gone = core.destroy(slot.scratch, out);
         STW_ASSERT(gone.ok());
         if (hint.discard()) status = core.discard(tensor->id, out);
-        zeros_.note_zeros(tensor->id);
     });
     if (!status.ok()) return status;
     return errors_.of(tensor->id);

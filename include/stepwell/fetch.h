@@ -151,7 +151,8 @@ enum { /* flags of stw_release */
  *
  * Ownership: the views end.  Threads: any thread.  Blocks: never.
  * A WRITE view that is released unwritten leaves the old contents of its memory: use ABANDON.
- * Errors:    INVALID (double, stale, torn), and the first background error of these tensors.
+ * Errors:    INVALID (double, stale, torn), and the first background error of these tensors. As
+ *            stw_tensor_discard if DISCARD is refused: the view has ended, and the contents stay.
  */
 STW_API stw_status stw_release(stw_view *views, uint32_t n, void *stream, uint32_t flags);
 /**

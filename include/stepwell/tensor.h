@@ -160,7 +160,8 @@ STW_API stw_status stw_tensor_freeze(stw_tensor *tensor, uint32_t frozen);
  * optimizer. Blocks: never. */
 STW_API stw_status stw_tensor_reshape(stw_tensor *tensor, const uint64_t *shape,
                                       uint32_t dimensions);
-/* The contents are dead: no write-back, EMPTY (or zeros) from now on. BUSY with views open. */
+/* The contents are dead: no write-back, EMPTY (or zeros) from now on. BUSY with views open;
+ * INVALID or BUSY: frozen and durable, and in a generation or in a commit under way. */
 STW_API stw_status stw_tensor_discard(stw_tensor *const *tensors, uint32_t n);
 /**
  * The device address of WHOLE, the same for life, whether bytes are resident or not. Accessing it

@@ -337,6 +337,29 @@ TEST(abandon_and_discard_say_what_became_of_the_bytes)
     machine_close(runtime);
 }
 
+static uint64_t bytes_to_disk(stw_runtime *runtime)
+{
+    ok(stw_runtime_drain(runtime, 0));
+    return link_stats(runtime, STW_LINK_DEVICE_TO_NVME).bytes +
+           link_stats(runtime, STW_LINK_HOST_TO_NVME).bytes;
+}
+
+TEST(what_is_dead_is_not_written_back_however_far_its_next_use)
+{
+    stw_runtime *runtime = open_here();
+    stw_tensor *tensor = tensor_f32(runtime, "t", BLOCK / 4);
+    for (int again = 0; again < 2; ++again) {
+        const uint64_t before = bytes_to_disk(runtime);
+        stw_view view = view_get(runtime, tensor, STW_WRITE);
+        memset(view.pointer, 0, BLOCK);
+        view_put(&view);
+        view = view_get(runtime, tensor, STW_READ);
+        ok(stw_release(&view, 1, STW_STREAM_HOST, STW_RELEASE_FAR | STW_RELEASE_DISCARD));
+        assert_int_equal(bytes_to_disk(runtime), before);
+    }
+    machine_close(runtime);
+}
+
 TEST(an_abandoned_write_leaves_the_tensor_empty_even_where_it_was_valid)
 {
     stw_runtime *runtime = open_here();

@@ -694,6 +694,43 @@ TEST(of_what_is_frozen_one_copy_is_kept)
     machine_close(runtime);
 }
 
+/* A view of it, a converted one, one that was moved to, and a copy. */
+TEST(no_release_discards_what_is_frozen_and_kept)
+{
+    stw_tensor_spec spec = spec_f32("base", LARGE);
+    stw_runtime *runtime = make();
+    float copy[100];
+    spec.flags = STW_TENSOR_DURABLE | STW_TENSOR_READ_ONLY;
+    stw_tensor *base = tensor_make(runtime, &spec);
+    tensor_fill_sequence(base, LARGE, 7);
+    commit(runtime);
+    for (int way = 0; way < 4; ++way) {
+        stw_fetch_request request = request_range(base, STW_READ, 0, 100);
+        stw_view view;
+        if (way == 1) request.dtype = STW_BF16;
+        if (way == 2) tensor_to_disk(runtime, base);
+        if (way == 3) request.into = copy;
+        ok(stw_fetch(runtime, NULL, &request, 1, &view));
+        fails(stw_release(&view, 1, STW_STREAM_HOST, STW_RELEASE_FAR | STW_RELEASE_DISCARD),
+              STW_ERROR_INVALID,
+              "the view has ended, but its tensor was not discarded: tensor 'base' is frozen");
+        assert_int_equal(view.cookie, 0);
+        assert_int_equal(info_of(base).state, STW_STATE_VALID);
+        tensor_to_disk(runtime, base); /* BUSY if a view were open */
+    }
+    tensor_expect_sequence(base, LARGE, 7);
+    stw_tensor *other = durable(runtime, "other", 100);
+    tensor_fill_sequence(other, 100, 1);
+    commit(runtime);
+    machine_close(runtime);
+
+    runtime = resume();
+    ok(stw_tensor_create(runtime, &spec, 1, &base));
+    assert_int_equal(restored(base), 1);
+    tensor_expect_sequence(base, LARGE, 7);
+    machine_close(runtime);
+}
+
 /* What was committed before it was frozen keeps its room until the generations are dropped. */
 TEST(what_is_frozen_later_gives_its_copies_back_behind_their_generations)
 {

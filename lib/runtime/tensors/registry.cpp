@@ -556,8 +556,9 @@ Status TensorRegistry::reshape(stw_tensor *tensor, const uint64_t *shape, uint32
                                    tensor_text(tensor->name).c_str(), body->name.c_str());
             return;
         }
-        status = discard_one(tensor, out, core);
+        status = drop_contents(tensor, out, core);
         if (!status.ok()) return;
+        recorder_.note_discard(schedule::Lane::kProgram, tensor->id);
         tensor->elements = elements;
         tensor->bytes = bytes;
         tensor->dimensions = dimensions;
@@ -566,7 +567,7 @@ Status TensorRegistry::reshape(stw_tensor *tensor, const uint64_t *shape, uint32
     return status;
 }
 
-Status TensorRegistry::discard_one(stw_tensor *tensor, Commands &out, Core &core)
+Status TensorRegistry::drop_contents(stw_tensor *tensor, Commands &out, Core &core)
 {
     STW_TRY(restored_.check_thawed(*tensor));
     if (shards_) {
@@ -574,7 +575,6 @@ Status TensorRegistry::discard_one(stw_tensor *tensor, Commands &out, Core &core
         shards_->drop_partial(tensor->id, out);
     }
     STW_TRY(core.discard(tensor->id, out));
-    recorder_.note_discard(schedule::Lane::kProgram, tensor->id);
     errors_.forget(tensor->id);
     return {};
 }
@@ -587,7 +587,8 @@ Status TensorRegistry::discard(stw_tensor *const *tensors, uint32_t n)
     dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         recorder_.drain_hits();
         for (uint32_t i = 0; i < n; ++i) {
-            Status status = discard_one(tensors[i], out, core);
+            Status status = drop_contents(tensors[i], out, core);
+            if (status.ok()) recorder_.note_discard(schedule::Lane::kProgram, tensors[i]->id);
             if (first.ok() && !status.ok()) first = std::move(status);
         }
     });

@@ -60,6 +60,8 @@ public:
     Status freeze(stw_tensor *tensor, bool frozen);
     Status reshape(stw_tensor *tensor, const uint64_t *shape, uint32_t dimensions);
     Status discard(stw_tensor *const *tensors, uint32_t n);
+    // The one door of discards by the program, also by the release of a view.
+    Status drop_contents(stw_tensor *tensor, Commands &out, Core &core) STW_REQUIRES(runtime_lock);
     Status advise(stw_tensor *const *tensors, uint32_t n, uint32_t advice);
     Status tensor_address(stw_tensor *tensor, uint32_t device, void **pointer_out,
                           uint64_t *bytes_out);
@@ -75,7 +77,6 @@ public:
     Status change_shards(stw_tensor *tensor);
 
 private:
-    Status discard_one(stw_tensor *tensor, Commands &out, Core &core) STW_REQUIRES(runtime_lock);
     // Fills all but name and bytes.
     Status fill_spec(const stw_tensor_spec &spec, const Sharding *sharding, uint64_t elements,
                      residency::TensorSpec *wanted) const;

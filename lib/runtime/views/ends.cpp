@@ -28,6 +28,20 @@ struct Measured {
     update::Measurement measurement;
 };
 
+namespace {
+
+// The error of a release whose view has ended, and whose tensor keeps its contents.
+Status undiscarded(Status status)
+{
+    if (status.ok()) return status;
+    ErrorDetail &detail = status.mutable_detail();
+    detail.sentence = format_text("the view has ended, but its tensor was not discarded: %s",
+                                  detail.sentence.c_str());
+    return status;
+}
+
+}  // namespace
+
 Status ViewEnds::release(stw_view *views, uint32_t n, void *stream, ReleaseHint hint)
 {
     Status first;
@@ -72,8 +86,11 @@ Status ViewEnds::release(stw_view *views, uint32_t n, void *stream, ReleaseHint 
         if (hint.concerns_core()) recorder_.drain_hits();
         if (hint.concerns_core()) recorder_.note_release(view, step, hint);
         core.gate_idle(tensor->id, out);
-        if (hint.far() || hint.near()) core.release_hint(tensor->id, place, hint.far(), out);
-        if (hint.discard()) status = core.discard(tensor->id, out);
+        if (hint.discard()) {
+            status = drop_contents(tensor, out, core);
+        } else if (hint.far() || hint.near()) {
+            core.release_hint(tensor->id, place, hint.far(), out);
+        }
     });
     return status.ok() ? errors_.of(tensor->id) : status;
 }
@@ -128,7 +145,8 @@ Status ViewEnds::end_view(uint32_t index, ViewSlot &slot, memory::DeviceStreams:
     if (sharding && copy.scratch == sharding->whole) {
         STW_TRY(wholes_->end(copy, hint));
         stw_tensor *tensor = copy.tensor;
-        return hint.discard() && !hint.abandon() ? registry_.discard(&tensor, 1) : Status();
+        if (!hint.discard() || hint.abandon()) return {};
+        return undiscarded(registry_.discard(&tensor, 1));
     }
     return copy.access == STW_REDUCE ? release_reduce(copy, hint) : release_converted(copy, hint);
 }
@@ -145,8 +163,8 @@ Status ViewEnds::end_pinned(const ViewSlot &view, ReleaseHint hint)
     release.place = view.place;
     release.byte_begin = view.byte_begin;
     release.byte_count = view.byte_count;
-    release.far = hint.far();
-    release.near = hint.near();
+    release.far = hint.far() && !hint.discard();
+    release.near = hint.near() && !hint.discard();
     release.discard = hint.discard();
     release.abandon = hint.abandon() && view.access != STW_READ;
     Measured measured = measure_gradient(view, hint);
@@ -158,7 +176,7 @@ Status ViewEnds::end_pinned(const ViewSlot &view, ReleaseHint hint)
         recorder_.note_release(request, view.step, hint);
         core.release(release, out);
         version = core.version(tensor->id);
-        if (view.access == STW_READ && release.discard) status = core.discard(tensor->id, out);
+        if (view.access == STW_READ && release.discard) status = drop_contents(tensor, out, core);
         if (view.access == STW_REDUCE && !release.abandon)
             recorder_.note_reduced(tensor, view.step);
     });
@@ -167,6 +185,15 @@ Status ViewEnds::end_pinned(const ViewSlot &view, ReleaseHint hint)
                                     version);
     }
     return status.ok() ? errors_.of(tensor->id) : status;
+}
+
+// An error of the tensor is told once more, as with any other release.
+Status ViewEnds::drop_contents(stw_tensor *tensor, Commands &out, Core &core)
+{
+    const Status *failed = errors_.find(tensor->id);
+    Status error = failed ? *failed : Status();
+    STW_TRY(undiscarded(registry_.drop_contents(tensor, out, core)));
+    return error;
 }
 
 // Measures a gradient for the next step's norm while its bytes are here and still pinned. If that
@@ -237,10 +264,9 @@ Status ViewEnds::release_converted(const ViewSlot &slot, ReleaseHint hint)
         core.release(release, out);
         const Status gone = core.destroy(slot.scratch, out);
         STW_ASSERT(gone.ok());
-        if (hint.discard()) status = core.discard(tensor->id, out);
+        if (hint.discard()) status = drop_contents(tensor, out, core);
     });
-    if (!status.ok()) return status;
-    return errors_.of(tensor->id);
+    return status.ok() ? errors_.of(tensor->id) : status;
 }
 
 // A copy in the caller's memory holds nothing.
@@ -248,7 +274,7 @@ Status ViewEnds::release_copy(stw_view &view, ReleaseHint hint)
 {
     view.cookie = 0;
     view.pointer = nullptr;
-    if (hint.discard()) STW_TRY(registry_.discard(&view.tensor, 1));
+    if (hint.discard()) STW_TRY(undiscarded(registry_.discard(&view.tensor, 1)));
     return errors_.of(view.tensor->id);
 }
 

@@ -18,12 +18,12 @@ typedef struct stw_copy_options {
                                bytes, and all ranks write */
     uint32_t dtype;         /* of the caller's memory; 0: the tensor's. f32, f16 and bf16 are
                                converted to nearest, others must be equal */
-    uint32_t tier;          /* where the caller's memory is: HOST (any, pinned or not) or DEVICE */
-    uint32_t device;
+    uint32_t tier;          /* where the caller's memory is: 0 or STW_TIER_HOST (pinned or not) */
+    uint32_t device;        /* 0 */
     uint32_t reserved;
     uint64_t element_begin; /* 0, 0: all of the scope */
     uint64_t element_count;
-    void *stream;           /* orders the copy with the caller's work; NULL with tier HOST */
+    void *stream;           /* STW_STREAM_HOST, STW_STREAM_SYNCED: the memory is ready */
     uint64_t timeout_ns;
 } stw_copy_options;
 #define STW_COPY_OPTIONS_INIT { sizeof(stw_copy_options), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
@@ -32,12 +32,13 @@ typedef struct stw_copy_options {
  * Copy between a tensor and memory of the caller, block by block wherever the blocks are; memory
  * use does not depend on the size. A write is exclusive: no reader sees it half done. Source and
  * destination are C-contiguous. `options` NULL: all of the tensor, in its dtype, from or to host
- * memory.
+ * memory. Memory of a device, and the order with a stream, are those of stw_fetch.
  *
  * Ownership: the caller's memory is the library's until return.
  * Threads:   any thread.
  * Blocks:    until the copy is done, or the timeout passes; it waits for views of other threads.
- * Errors:    as stw_fetch; on TIMEOUT the caller's memory is no longer touched. After a write, fill
+ * Errors:    as stw_fetch; UNSUPPORTED (another tier, device or stream than these). On TIMEOUT the
+ *            caller's memory is no longer touched. After a write, fill
  *            or reduce that failed half way, reads return its error until all of it is written
  *            again or discarded.
  */
@@ -51,7 +52,8 @@ STW_API stw_status stw_tensor_read(stw_tensor *tensor, void *destination,
  *
  * Ownership: none.  Threads: any thread.
  * Blocks:    until every block is filled, or options->timeout_ns.
- * Errors:    as stw_fetch; INVALID when the dtype cannot hold the value.
+ * Errors:    as stw_tensor_write; INVALID when the dtype cannot hold the value, or options->dtype
+ *            is another one.
  */
 STW_API stw_status stw_tensor_fill(stw_tensor *tensor, double value,
                                    const stw_copy_options *options);
@@ -65,7 +67,7 @@ typedef struct stw_reduce_options {
                             release */
     uint32_t tier;       /* where `local` is; 0 or STW_TIER_HOST */
     uint32_t device;     /* 0 */
-    void *stream;        /* the producer's */
+    void *stream;        /* STW_STREAM_HOST, STW_STREAM_SYNCED: `local` is ready */
     double scale;        /* of this contribution; 0: 1.0 */
     uint64_t timeout_ns;
 } stw_reduce_options;
@@ -83,8 +85,9 @@ typedef struct stw_reduce_options {
  * Ownership: `local` may be overwritten after the return.
  * Threads:   any thread.
  * Blocks:    until it is added, or the timeout passes.
- * Errors:    INVALID (a dtype other than f32, f16, bf16; a scale that is not finite), BUSY (this
- *            thread has a view open), BUDGET, IO, CHECKSUM, TIMEOUT.
+ * Errors:    INVALID (a dtype other than f32, f16, bf16; a scale that is not finite), UNSUPPORTED
+ *            (another tier, device, stream or wire_dtype than these), BUSY (this thread has a view
+ *            open), BUDGET, IO, CHECKSUM, TIMEOUT.
  */
 STW_API stw_status stw_reduce(stw_tensor *gradient, const void *local,
                               const stw_reduce_options *options);

@@ -205,19 +205,33 @@ Status check_flags(uint32_t flags, uint32_t known, const char *name)
                          name, flags & ~known);
 }
 
+Status check_host_memory(const stw_tensor *tensor, uint32_t tier, uint32_t device, void *stream)
+{
+    const bool host = tier == STW_TIER_DEFAULT || tier == STW_TIER_HOST;
+    if (!host || device != 0) {
+        return Status::error(STW_ERROR_UNSUPPORTED,
+                             "options has tier %u and device %u, but copies and sums use host "
+                             "memory: leave them 0, or fetch a view of %s where its bytes are",
+                             tier, device, tensor_text(tensor->name).c_str());
+    }
+    STW_TRY(tensor->runtime->body->views.streams.check_stream(stream));
+    if (stream == STW_STREAM_HOST || stream == STW_STREAM_SYNCED) return {};
+    return Status::error(STW_ERROR_UNSUPPORTED,
+                         "options.stream is %p, but copies and sums use host memory in no order "
+                         "with streams: synchronise with it and pass STW_STREAM_SYNCED",
+                         stream);
+}
+
 Status take_copy(const stw_tensor *tensor, const stw_copy_options *from, stw_copy_options *options)
 {
     STW_TRY(enter(tensor));
     *options = STW_COPY_OPTIONS_INIT;
     if (from) STW_TRY(take(options, from, "options"));
-    STW_TRY(tensor->runtime->body->views.streams.check_stream(options->stream));
-    if (options->scope > STW_SHARD || options->reserved ||
-        (options->tier != STW_TIER_DEFAULT && options->tier != STW_TIER_HOST &&
-         options->tier != STW_TIER_DEVICE)) {
+    if (options->scope > STW_SHARD || options->reserved || options->tier > STW_TIER_HOST) {
         return Status::error(STW_ERROR_INVALID, "options.scope %u or tier %u is not known",
                              options->scope, options->tier);
     }
-    return {};
+    return check_host_memory(tensor, options->tier, options->device, options->stream);
 }
 
 Status refuse_unsummable(const stw_tensor *tensor)

@@ -229,6 +229,12 @@ stw_status stw_tensor_fill(stw_tensor *tensor, double value, const stw_copy_opti
         stw_copy_options copy{};
         STW_TRY(take_copy(tensor, options, &copy));
         STW_TRY(refuse_read_only(tensor));
+        if (copy.dtype != 0 && copy.dtype != tensor->dtype) {
+            return Status::error(STW_ERROR_INVALID,
+                                 "options.dtype is %u, but a fill of %s has no memory of another "
+                                 "dtype: leave it 0",
+                                 copy.dtype, tensor_text(tensor->name).c_str());
+        }
         return tensor->runtime->body->copies.chunks.fill(tensor, value, copy);
     });
 }
@@ -241,14 +247,13 @@ Status check_reduce(stw_tensor *gradient, const stw_reduce_options *options,
     STW_TRY(enter(gradient));
     stw_reduce_options copy = STW_REDUCE_OPTIONS_INIT;
     if (options) STW_TRY(take(&copy, options, "options"));
-    STW_TRY(gradient->runtime->body->views.streams.check_stream(copy.stream));
     STW_TRY(check_flags(copy.flags, STW_REDUCE_MORE, "options.flags"));
-    const bool host = copy.tier == STW_TIER_DEFAULT || copy.tier == STW_TIER_HOST;
-    if (!host || copy.device != 0 || copy.wire_dtype != 0) {
+    STW_TRY(check_host_memory(gradient, copy.tier, copy.device, copy.stream));
+    if (copy.wire_dtype != 0) {
         return Status::error(STW_ERROR_UNSUPPORTED,
-                             "options has tier %u, device %u and wire_dtype %u, but one rank "
-                             "sums from host memory and sends nothing: leave them 0",
-                             copy.tier, copy.device, copy.wire_dtype);
+                             "options has wire_dtype %u, but sums of %s are sent in its own dtype: "
+                             "leave it 0",
+                             copy.wire_dtype, tensor_text(gradient->name).c_str());
     }
     if (!std::isfinite(copy.scale)) {
         return Status::error(STW_ERROR_INVALID,

@@ -144,6 +144,32 @@ TEST(options_without_effect_are_refused)
     fails(stw_reduce(tensor, local, &reduce), STW_ERROR_UNSUPPORTED, "device 9");
     reduce.device = 0;
     ok(stw_reduce(tensor, local, &reduce));
+    float copy[16];
+    stw_copy_options options_of_copy = STW_COPY_OPTIONS_INIT;
+    stw_optimizer *optimizer = optimizer_make(runtime, STW_OPTIMIZER_SGD);
+    stw_tensor_spec half = spec_f32("half", 16);
+    half.dtype = STW_BF16;
+    stw_tensor *parameter = tensor_make(runtime, &half);
+    optimizer_add(optimizer, parameter, tensor);
+    for (int wrong = 0; wrong < 2; ++wrong) {
+        const char *words = wrong ? "device 9" : "tier 1 and device 0";
+        options_of_copy.tier = wrong ? STW_TIER_HOST : STW_TIER_DEVICE;
+        options_of_copy.device = wrong ? 9 : 0;
+        const stw_copy_options *from = &options_of_copy;
+        fails(stw_tensor_write(tensor, local, from), STW_ERROR_UNSUPPORTED, words);
+        fails(stw_tensor_read(tensor, copy, from), STW_ERROR_UNSUPPORTED, words);
+        fails(stw_tensor_fill(tensor, 1, from), STW_ERROR_UNSUPPORTED, words);
+        fails(stw_optimizer_read_master(optimizer, parameter, copy, from), STW_ERROR_UNSUPPORTED,
+              words);
+        fails(stw_optimizer_write_master(optimizer, parameter, local, from), STW_ERROR_UNSUPPORTED,
+              words);
+    }
+    options_of_copy.device = 0, options_of_copy.dtype = STW_BF16;
+    fails(stw_tensor_fill(tensor, 1, &options_of_copy), STW_ERROR_INVALID, "options.dtype is 3");
+    options_of_copy.dtype = 0, options_of_copy.stream = STW_STREAM_SYNCED;
+    ok(stw_tensor_write(tensor, local, &options_of_copy));
+    ok(stw_optimizer_destroy(optimizer));
+    ok(stw_tensor_destroy(&parameter, 1));
     options.devices = &device, options.device_count = 1;
     device.budget_bytes = 8 * MIB, device.staging_bytes = MIB;
     fails(stw_runtime_open(&options, &second), STW_ERROR_UNSUPPORTED, "staging_bytes 1048576");

@@ -122,6 +122,12 @@ TEST(a_stream_is_named_at_a_device_that_has_some)
     ok(stw_fetch_collect(operation, LATE_STREAM(1), &view, 1));
     ok(stw_operation_free(operation));
     ok(stw_release(&view, 1, LATE_STREAM(1), 0));
+    /* Copies and sums with memory of the host are in no order with one. */
+    const float local[ELEMENTS] = {0};
+    const stw_copy_options copy = {.struct_size = sizeof copy, .stream = LATE_STREAM(0)};
+    const stw_reduce_options sum = {.struct_size = sizeof sum, .stream = LATE_STREAM(0)};
+    fails(stw_tensor_write(tensor, local, &copy), STW_ERROR_UNSUPPORTED, "STW_STREAM_SYNCED");
+    fails(stw_reduce(tensor, local, &sum), STW_ERROR_UNSUPPORTED, "STW_STREAM_SYNCED");
     /* At the host tier nobody needs one. */
     request.tier = STW_TIER_HOST;
     ok(stw_fetch(runtime, NULL, &request, 1, &view));

@@ -53,11 +53,9 @@ Status Masters::prepare(stw_optimizer *optimizer, stw_tensor *parameter, stw_cop
                         Range *part_out, KeptMaster *kept_out)
 {
     const std::string text = parameter_text(parameter->name);
-    if ((options->dtype != 0 && options->dtype != STW_F32) || options->stream ||
-        options->tier == STW_TIER_DEVICE) {
+    if (options->dtype != 0 && options->dtype != STW_F32) {
         return Status::error(STW_ERROR_INVALID,
-                             "the master of %s is read and written as f32 in host memory, without "
-                             "a stream",
+                             "the master of %s is read and written as f32 in host memory",
                              text.c_str());
     }
     if (parameter->sharding && parameter->sharding->is_sharded() && options->scope != STW_SHARD) {

@@ -145,6 +145,8 @@ STW_API stw_status stw_optimizer_destroy(stw_optimizer *optimizer);
  * later writes, also after a resume) is updated from the written values: its master is made anew
  * from them, unless the master was written since as well; then the master counts. Moments, the
  * average and the count are kept: write or discard those states, or set the count, to restart.
+ * After an update that failed half way all of the parameter and its moments is written again, or
+ * discarded; master and average are made anew, unless they were written as well.
  *
  * The master of a BF16 parameter is kept as what its parameter lacks, 17 bits instead of 32, until
  * the program asks for it (stw_optimizer_state, or stw_tensor_find by its name): two tensors

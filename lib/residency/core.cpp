@@ -180,6 +180,12 @@ void Core::lend_once(TensorId id, Commands &out)
     tensors_[id].lent = false;
 }
 
+void Core::empty_tensor(TensorId id, Commands &out)
+{
+    ++tensors_[id].version;
+    lifetimes_.drop_contents(id, out);
+}
+
 void Core::unclaim_tensor(ClaimId claim, TensorId id, bool empties, Commands &out)
 {
     Tensor &tensor = tensors_[id];
@@ -189,10 +195,7 @@ void Core::unclaim_tensor(ClaimId claim, TensorId id, bool empties, Commands &ou
     STW_ASSERT(!held || tensor.claim_users == 0);
     if (held) tensor.older = kNone;
     if (held) tensor.lent = false;
-    if (held && empties && tensor.readers == 0 && !tensor.writer) {
-        ++tensor.version;
-        lifetimes_.drop_contents(id, out);
-    }
+    if (held && empties && tensor.readers == 0 && !tensor.writer) empty_tensor(id, out);
     tensor.claims.erase(mine);
     if (tensor.claims.empty()) write_back_.end_claims(packs_[tensor.pack]);
     // A view in a gate may have ended after the claim came, and what it covered is still mapped.

@@ -96,6 +96,8 @@ public:
     void lend(ClaimId claim, TensorId tensor, Commands &out);
     // To those alone that wait for it now.
     void lend_once(TensorId tensor, Commands &out);
+    // The contents are dropped, under a claim of which nothing is out.
+    void empty_tensor(TensorId tensor, Commands &out);
     // empties: also drops the contents (of a used gradient).
     void unclaim_tensor(ClaimId claim, TensorId tensor, bool empties, Commands &out);
     // Of a tensor under a claim that is all at nvme, with blocks of its own: writes under the claim

@@ -23,7 +23,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // fit on the stack.
 constexpr uint64_t kSliceElements = 8192;
 
-constexpr uint32_t kJoined = 4;  // parameter, low halves, bits and the master that is made of them
+constexpr uint32_t kJoined = 4;  // parameter, the master that is made of it, low halves and bits
 
 // An entry: a range of a parameter with one group's hyper-parameters.
 struct Part {
@@ -171,6 +171,8 @@ struct ParameterJob final : Job {
     void end_join();
     void forget_parts();
     void tell_failure();
+    bool renew();
+    void begin_again();
     // Whether the parameter was written since its last update and the master was not: what was
     // written is newer than the master. Between updates, or before this one has written.
     [[nodiscard]] bool master_is_stale() const;

@@ -231,7 +231,12 @@ Chunk *ParameterJob::settle(Chunk &chunk)
 
 Status ParameterJob::refused(Status status)
 {
-    if (status.code() != STW_ERROR_EMPTY) return status;
+    const bool is_empty = status.code() == STW_ERROR_EMPTY;
+    if (!is_empty && !renew()) return status;
+    if (!is_empty) {
+        begin_again();
+        return {};
+    }
     if (phase == StepPhase::kJoin) {
         empty = true;  // there is no master yet
         return {};
@@ -242,13 +247,40 @@ Status ParameterJob::refused(Status status)
     return {};
 }
 
+// The program wrote the parameter: what is made of it need not be readable any more, whether an
+// update left it half written or its bytes are lost. States are the program's, which writes them.
+bool ParameterJob::renew()
+{
+    Tiers &tiers = owner.pipeline.tiers;
+    const auto contents = [&](uint32_t at) { return tiers.contents(shape.layouts[at].tensor); };
+    if (phase == StepPhase::kScan || phase == StepPhase::kRestore) return false;
+    if (contents(kParameter) != Contents::kValid) return false;
+    const bool stale = master_is_stale();
+    for (uint32_t i = kOthers; stale && i < shape.average_at(); ++i)
+        tiers.empty(shape.layouts[i].tensor);
+    if (phase == StepPhase::kJoin) return fresh.master = stale;
+    const bool failed = shape.has_average && contents(shape.average_at()) == Contents::kFailed;
+    if (failed) tiers.empty(shape.layouts[shape.average_at()].tensor);
+    return stale || failed;
+}
+
+// Its first chunk was refused, and will be asked for once more.
+void ParameterJob::begin_again()
+{
+    MutexLock lock(owner.pipeline.mutex);
+    part_cut = 0;
+    element_cut = 0;
+    next_ordinal = 0;
+    owner.pipeline.make_ready(*this);
+}
+
 Status ParameterJob::opened()
 {
     if (phase == StepPhase::kScan || phase == StepPhase::kRestore) return {};
     Tiers &tiers = owner.pipeline.tiers;
     const TensorId parameter = shape.layouts[kParameter].tensor;
     if (phase == StepPhase::kJoin) {
-        fresh.master = master_is_stale();
+        fresh.master |= master_is_stale();
         return {};
     }
     if (tiers.contents(parameter) == Contents::kEmpty) {
@@ -571,6 +603,7 @@ void ParameterJob::tell_failure()
         for (uint32_t i = 0; i < turn_count; ++i) {
             if (i != kGradient) tiers.fail(shape.layouts[i].tensor, error);
         }
+        note_versions();  // a parameter that is written from now on is newer than its master
     } else {
         ErrorDetail &detail = error.mutable_detail();
         detail.sentence = format_text(

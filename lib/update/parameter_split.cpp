@@ -43,17 +43,18 @@ void ParameterJob::begin_join(TensorId master)
                                  element_bytes(STW_F32)};
     ++turn_count;
     undoes = claims_older = false;
+    fresh = {};
     begin(StepPhase::kJoin);
 }
 
 void ParameterJob::cut_join(Chunk &chunk) const
 {
-    const uint32_t joined[kJoined] = {kParameter, kLow, kOpen, turn_count - 1};
+    const uint32_t joined[kJoined] = {kParameter, turn_count - 1, kLow, kOpen};
     chunk.scans = false;
-    chunk.piece_count = kJoined;
-    for (uint32_t at = 0; at < kJoined; ++at) {
+    chunk.piece_count = fresh.master ? 2 : kJoined;  // of which the parts are the last
+    for (uint32_t at = 0; at < chunk.piece_count; ++at) {
         const Layout &layout = shape.layouts[joined[at]];
-        const Access access = at == kJoined - 1 ? Access::kReadWrite : Access::kRead;
+        const Access access = at == 1 ? Access::kReadWrite : Access::kRead;
         make_pieces(layout, access, chunk.element_begin, chunk.element_count,
                     owner.pipeline.block_bytes, chunk.pieces + at, 1);
         if (at > 0 && block_is_through(layout, chunk, chunk.element_count))
@@ -63,7 +64,7 @@ void ParameterJob::cut_join(Chunk &chunk) const
 
 void ParameterJob::join(const Chunk &chunk) const
 {
-    auto *master = static_cast<float *>(chunk.pointers[kJoined - 1]);
+    auto *master = static_cast<float *>(chunk.pointers[1]);
     const auto *values = static_cast<const uint16_t *>(chunk.pointers[0]);
     if (fresh.master) {
         kernels::convert(master, STW_F32, values, STW_BF16, chunk.element_count);
@@ -71,7 +72,7 @@ void ParameterJob::join(const Chunk &chunk) const
     }
     kernels::merge_master(
         master, values,
-        {static_cast<uint16_t *>(chunk.pointers[1]), static_cast<uint8_t *>(chunk.pointers[2])},
+        {static_cast<uint16_t *>(chunk.pointers[2]), static_cast<uint8_t *>(chunk.pointers[3])},
         chunk.element_count);
 }
 

@@ -237,6 +237,102 @@ TEST(an_update_that_cannot_read_its_gradient_is_told_and_loses_nothing)
     close_with_errors(runtime);
 }
 
+enum { WHOLE = 1, NARROW = 2, AVERAGES = 4, TRAINED = 5 * 16384 }; /* how a parameter is trained */
+
+typedef struct trainee {
+    stw_runtime *runtime;
+    stw_optimizer *optimizer;
+    stw_tensor *parameter, *gradient;
+} trainee;
+
+static stw_tensor *state_of(const trainee *here, const char *name)
+{
+    stw_tensor *state = NULL;
+    ok(stw_optimizer_state(here->optimizer, here->parameter, name, &state));
+    return state;
+}
+
+static trainee trainee_open(int how, int first_fault)
+{
+    trainee made;
+    machine wanted = machine_with(each("read", first_fault, 4, "eio"));
+    stw_optimizer_options options = STW_OPTIMIZER_OPTIONS_INIT;
+    stw_hyper hyper = STW_HYPER_INIT;
+    stw_tensor_spec spec = spec_f32("w", TRAINED);
+    wanted.thread_count = 1;
+    made.runtime = machine_open(&wanted);
+    made.gradient = tensor_f32(made.runtime, "w.grad", TRAINED);
+    spec.dtype = STW_BF16;
+    made.parameter = tensor_make(made.runtime, &spec);
+    options.algorithm = STW_OPTIMIZER_ADAMW;
+    options.state_dtype = how & NARROW ? STW_BF16 : 0;
+    options.ema_decay = how & AVERAGES ? 0.5 : 0;
+    hyper.lr = 0.01, hyper.weight_decay = 0;
+    ok(stw_optimizer_create(made.runtime, &options, &made.optimizer));
+    ok(stw_optimizer_set_hyper(made.optimizer, 0, &hyper));
+    optimizer_add(made.optimizer, made.parameter, made.gradient);
+    if (how & WHOLE) state_of(&made, "master");
+    return made;
+}
+
+/* True: an update of it failed half way. */
+static int fails_half_way(const trainee *here)
+{
+    for (int step = 0; step < 3; ++step) {
+        if (stw_tensor_fill(here->parameter, 1, NULL) != STW_OK && step == 0) return 0;
+        if (stw_tensor_fill(here->gradient, 0.5, NULL) != STW_OK) return 0;
+        (void)stw_optimizer_step(here->optimizer, NULL, NULL);
+        if (stw_runtime_drain(here->runtime, 0) != STW_OK) break;
+        ok(stw_evict(here->runtime, NULL, 0, STW_TIER_DEVICE, 0, 0));
+        ok(stw_evict(here->runtime, NULL, 0, STW_TIER_HOST, 0, 0));
+    }
+    return info_of(here->parameter).state == STW_STATE_FAILED;
+}
+
+/* The program writes the parameter and the moments: master and average are made of these, in
+ * whatever form they are kept. */
+static void expect_trains_again(const trainee *here, int how)
+{
+    stw_copy_options as_f32 = {.struct_size = sizeof as_f32, .dtype = STW_F32, .element_count = 1};
+    stw_update_options waits = STW_UPDATE_OPTIONS_INIT;
+    float value = 0;
+    ok(stw_runtime_clear_error(here->runtime));
+    ok(stw_tensor_fill(here->parameter, 1, NULL));
+    ok(stw_tensor_fill(state_of(here, "exp_avg"), 0, NULL));
+    stw_tensor *second = state_of(here, "exp_avg_sq");
+    ok(stw_tensor_discard(&second, 1)); /* zeros too */
+    ok(stw_optimizer_set_count(here->optimizer, here->parameter, 0));
+    ok(stw_tensor_fill(here->gradient, 0.5, NULL));
+    waits.flags = STW_UPDATE_WAIT;
+    ok(stw_optimizer_step(here->optimizer, &waits, NULL));
+    as_f32.element_begin = TRAINED / 2;
+    ok(stw_tensor_read(here->parameter, &value, &as_f32));
+    assert_true(value > 0.98F && value < 1);
+    ok(stw_optimizer_read_master(here->optimizer, here->parameter, &value, &as_f32));
+    assert_true(fabsf(value - 0.99F) < 1e-5F);
+    if ((how & AVERAGES) == 0) return;
+    ok(stw_tensor_read(state_of(here, "ema"), &value, &as_f32));
+    assert_true(fabsf(value - 0.995F) < 1e-5F);
+}
+
+TEST(a_parameter_that_is_written_again_trains_whatever_its_update_left)
+{
+    for (int how = 0; how < 8; ++how) {
+        int found = 0;
+        for (int at = 1; at < 90 && found < 2; at += 2) {
+            const trainee here = trainee_open(how, at);
+            if (fails_half_way(&here)) {
+                ++found;
+                expect_trains_again(&here, how);
+            }
+            (void)stw_runtime_clear_error(here.runtime);
+            ok(stw_optimizer_destroy(here.optimizer));
+            close_with_errors(here.runtime);
+        }
+        assert_int_equal(found, 2);
+    }
+}
+
 TEST(a_lost_overwrite_is_not_taken_for_the_new_bytes)
 {
     stw_runtime *runtime = machine_open_as(machine_with("at=write:2:lost"));

@@ -111,6 +111,14 @@ void TierAccess::miss(residency::TensorId tensor, const Status &cause)
                       STW_REQUIRES(runtime_lock) { core.miss(tensor, cause); });
 }
 
+void TierAccess::empty(residency::TensorId tensor)
+{
+    dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
+        core.empty_tensor(tensor, out);
+        errors_.forget(tensor);
+    });
+}
+
 void TierAccess::versions(residency::ClaimId claim, const residency::TensorId *tensors, uint32_t n,
                           uint64_t *versions_out)
 {

@@ -31,6 +31,7 @@ public:
                  uint64_t emptied) override;
     void fail(residency::TensorId tensor, const Status &cause) override;
     void miss(residency::TensorId tensor, const Status &cause) override;
+    void empty(residency::TensorId tensor) override;
     void versions(residency::ClaimId claim, const residency::TensorId *tensors, uint32_t n,
                   uint64_t *versions_out) override;
     residency::Contents contents(residency::TensorId tensor) override;

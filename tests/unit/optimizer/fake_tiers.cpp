@@ -44,6 +44,7 @@ void FakeTiers::set_bytes(TensorId id, const void *bytes)
     Tensor &tensor = tensors_[id];
     std::memcpy(tensor.bytes.data(), bytes, tensor.bytes.size());
     tensor.contents = Contents::kValid;
+    tensor.cause = Status();
     ++tensor.version;
 }
 
@@ -264,6 +265,16 @@ void FakeTiers::miss(TensorId id, const Status &cause)
     if (tensor.out > 0) fault("a tensor is missed while pieces of it are out");
     if (tensor.claims.empty()) fault("a tensor is missed that is not claimed");
     if (tensor.contents == Contents::kValid) tensor.cause = cause;
+}
+
+void FakeTiers::empty(TensorId id)
+{
+    MutexLock lock(mutex_);
+    Tensor &tensor = tensors_[id];
+    if (tensor.out > 0) fault("a tensor is emptied while pieces of it are out");
+    if (tensor.claims.empty()) fault("a tensor is emptied that is not claimed");
+    tensor.cause = Status();
+    poison(tensor);
 }
 
 void FakeTiers::versions(ClaimId claim, const TensorId *tensors, uint32_t n, uint64_t *versions_out)

@@ -80,6 +80,7 @@ public:
     void lend(ClaimId claim, TensorId tensor) override;
     void fail(TensorId tensor, const Status &cause) override;
     void miss(TensorId tensor, const Status &cause) override;
+    void empty(TensorId tensor) override;
     void versions(ClaimId claim, const TensorId *tensors, uint32_t n,
                   uint64_t *versions_out) override;
     Contents contents(TensorId tensor) override;

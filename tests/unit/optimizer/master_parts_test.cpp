@@ -135,6 +135,40 @@ TEST_F(MasterParts, FailsAMasterWhosePartsCannotBeRead)
     EXPECT_EQ(world->failures[0].tensor, entry.master);
 }
 
+// The parts of a parameter that was written mean nothing any more.
+TEST_F(MasterParts, NeedNotBeReadableOnceTheParameterWasWritten)
+{
+    for (const bool joins : {false, true}) {
+        begin();
+        train(1, 1);
+        Mirror &mirror = world->mirrors[entry.parameter];
+        mirror.values = world->random_elements(kPartsElements, STW_BF16);
+        mirror.master.clear();
+        world->tiers.set_bytes(entry.parameter, mirror.values.data());
+        world->tiers.refuse(entry.low, 0, STW_ERROR_CHECKSUM);
+        if (joins) {
+            ASSERT_TRUE(join().ok());
+        }
+        train(2, 3);
+        EXPECT_TRUE(world->failures.empty());
+    }
+}
+
+// A master that could not be made is made of the parameter that is written then.
+TEST_F(MasterParts, AMasterThatFailedIsMadeOfAParameterThatIsWritten)
+{
+    begin();
+    train(1, 1);
+    world->tiers.refuse(entry.low, 20000, STW_ERROR_IO);
+    ASSERT_TRUE(join().ok());
+    EXPECT_EQ(world->step_and_wait().code(), STW_ERROR_IO);
+    Mirror &mirror = world->mirrors[entry.parameter];
+    mirror.values = world->random_elements(kPartsElements, STW_BF16);
+    mirror.master.clear();
+    world->tiers.set_bytes(entry.parameter, mirror.values.data());
+    train(2, 3);
+}
+
 // A block of bits is that of many chunks, and goes when the last of them is through.
 TEST_F(MasterParts, WritesABlockOfPartsBackOnce)
 {

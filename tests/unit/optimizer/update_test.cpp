@@ -286,6 +286,71 @@ TEST(Update, FailedChunkFailsItsTensorAlone)
     EXPECT_EQ(result.updated, 3u);
 }
 
+// The program writes what it can: the parameter and the moments. What the library makes of these it
+// makes anew.
+TEST(Update, AParameterThatIsWrittenAgainGoesOnAfterAFailure)
+{
+    for (uint32_t bits = 0; bits < 16; ++bits) {
+        SCOPED_TRACE(bits);
+        Conditions setup;
+        setup.average_decay = (bits & 1) != 0 ? 0.75 : 0.0;
+        setup.state_dtype = (bits & 2) != 0 ? STW_BF16 : STW_F32;
+        World world(setup);
+        const bool splits = (bits & 4) != 0;
+        const uint32_t dtype = (bits & 12) == 8 ? STW_F32 : STW_BF16;
+        const Entry entry = world.add({30000, dtype, STW_F32, 0, splits && dtype == STW_BF16});
+        Mirror &mirror = world.mirrors[entry.parameter];
+        ASSERT_TRUE(world.step_and_wait().ok());
+        world.expect_update(entry, STW_HYPER_INIT, 1, 1.0);
+        world.give_gradient(entry);
+        world.tiers.refuse(entry.states[1], 20000 * bytes_of(setup.state_dtype), STW_ERROR_IO);
+        EXPECT_EQ(world.step_and_wait().code(), STW_ERROR_IO);
+        EXPECT_EQ(world.tiers.failed(entry.parameter), STW_ERROR_IO);
+        for (const TensorId made : {entry.master, entry.low, entry.open, entry.average}) {
+            if (made == kNone) continue;
+            EXPECT_EQ(world.tiers.failed(made), STW_ERROR_IO);
+        }
+        EXPECT_EQ(world.step_and_wait().code(), STW_ERROR_IO) << "nothing was written yet";
+        mirror.values = world.random_elements(30000, dtype);
+        mirror.master.clear();
+        mirror.average.clear();
+        world.tiers.set_bytes(entry.parameter, mirror.values.data());
+        EXPECT_EQ(world.step_and_wait().code(), STW_ERROR_IO) << "the moments were not";
+        world.tiers.set_bytes(entry.parameter, mirror.values.data());
+        const std::vector<float> zeros(30000);
+        for (uint32_t i = 0; i < 2; ++i) {
+            mirror.states[i] = zeros;
+            world.tiers.set_bytes(entry.states[i], zeros.data());
+        }
+        for (uint64_t step = 2; step <= 3; ++step) {
+            ASSERT_TRUE(world.step_and_wait().ok());
+            world.expect_update(entry, STW_HYPER_INIT, step, 1.0);
+            world.expect_same(entry);
+            world.give_gradient(entry);
+        }
+        EXPECT_EQ(world.optimizer->count(entry.parameter).value(), 3u);
+    }
+}
+
+// The master that the program wrote after the failure counts, as it does otherwise.
+TEST(Update, AMasterThatIsWrittenAfterAFailureCounts)
+{
+    World world({});
+    const Entry entry = world.add({30000, STW_BF16, STW_F32, 0});
+    Mirror &mirror = world.mirrors[entry.parameter];
+    world.tiers.refuse(entry.states[1], 80000, STW_ERROR_IO);
+    EXPECT_EQ(world.step_and_wait().code(), STW_ERROR_IO);
+    world.tiers.set_bytes(entry.parameter, mirror.values.data());
+    mirror.master.assign(30000, 0.3F);
+    world.tiers.set_bytes(entry.master, mirror.master.data());
+    const std::vector<float> zeros(30000);
+    for (const TensorId state : {entry.states[0], entry.states[1]})
+        world.tiers.set_bytes(state, zeros.data());
+    ASSERT_TRUE(world.step_and_wait().ok());
+    world.expect_update(entry, STW_HYPER_INIT, 1, 1.0);
+    world.expect_same(entry);
+}
+
 // Nothing is half done, and yet nobody takes it for what the step was to make of it.
 TEST(Update, AnUpdateThatDoesNotBeginChangesNothingAndIsTold)
 {

@@ -72,12 +72,14 @@ void Core::release(const Release &release, Commands &out)
             --here.pins;
         }
         if (release.far) {
-            recency_.cool(block, release.place);
-            // The update of each small tensor in a shared block changes the block again.
             Pack &pack = packs_[tensor.pack];
+            const bool alone = pack.tensors.size() == 1;
+            // The update of each small tensor in a shared block changes the block again.
             const bool others = pack.claimed > (tensor.claims.empty() ? 0u : 1u);
             if (others) pack.clean_late = true;
-            if (!others) write_back_.clean_soon(block, release.place);
+            // A copy to one of them says nothing about the others.
+            if (alone || others || !internal) recency_.cool(block, release.place);
+            if (alone) write_back_.clean_soon(block, release.place);
         } else if (release.near) {
             recency_.heat(block, release.place);
         }
@@ -142,7 +144,7 @@ void Core::release_hint(TensorId id, PlaceId place, bool far, Commands &out)
         if (!blocks_.replica(block, place).listed) continue;
         if (far) {
             recency_.cool(block, place);
-            write_back_.clean_soon(block, place);
+            if (packs_[tensor.pack].tensors.size() == 1) write_back_.clean_soon(block, place);
         } else {
             recency_.heat(block, place);
         }

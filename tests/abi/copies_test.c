@@ -212,4 +212,44 @@ TEST(a_block_written_in_pieces_is_written_back_after_the_last_one)
     ok(stw_tensor_destroy(&tensor, 1));
 }
 
+static void write_in_a_way(stw_runtime *runtime, stw_tensor *tensor, const float *values, int way)
+{
+    if (way == 0) ok(stw_tensor_write(tensor, values, NULL));
+    if (way == 1) ok(stw_tensor_fill(tensor, 2, NULL));
+    for (uint32_t access = STW_WRITE; way == 2 && access != 0;
+         access = access == STW_WRITE ? STW_READ : 0) {
+        stw_view view = view_get(runtime, tensor, access);
+        ok(stw_release(&view, 1, STW_STREAM_HOST, STW_RELEASE_FAR));
+    }
+}
+
+/* Each write would be one of the block. */
+TEST(tensors_that_share_a_block_are_not_written_back_one_by_one)
+{
+    enum { SMALL = 384, EACH = 4096 }; /* three blocks */
+    stw_tensor *tensors[SMALL];
+    const uint64_t bytes = SMALL * EACH * sizeof(float);
+    float *values = calloc(EACH, sizeof *values);
+    assert_non_null(values);
+    for (int way = 0; way < 3; ++way) {
+        machine wanted = machine_small();
+        wanted.device_blocks = 0, wanted.host_blocks = 16, wanted.nvme_blocks = 16;
+        wanted.block_bytes = 2 * MIB;
+        stw_runtime *runtime = machine_open(&wanted);
+        stw_tensor_spec spec = spec_f32(NULL, EACH);
+        const stw_policy policy = {.struct_size = sizeof policy, .home = STW_TIER_NVME};
+        spec.policy = &policy;
+        for (int i = 0; i < SMALL; ++i) tensors[i] = tensor_make(runtime, &spec);
+        for (int i = 0; i < SMALL; ++i) {
+            write_in_a_way(runtime, tensors[i], values, way);
+            ok(stw_runtime_drain(runtime, 0));
+        }
+        assert_int_equal(written_to_nvme(runtime), 0); /* there is room */
+        ok(stw_evict(runtime, NULL, 0, STW_TIER_HOST, 0, 0));
+        assert_int_equal(written_to_nvme(runtime), bytes);
+        machine_close(runtime);
+    }
+    free(values);
+}
+
 RUN_TESTS("copies", machine_setup, machine_teardown)

@@ -73,7 +73,11 @@ MOE_HIT_LIMIT = 0.5
 REPLAY_LIMIT = 1e6  # events of the core, by processor time
 SIMULATE_LIMIT_S = 60
 OVERFLOW_LAYERS = (600, 1200, 2400)
-PYTHON_LIMITS_NS = {"python.fetch_hit": 3_000, "python.fetch_many": 300_000}
+PYTHON_LIMITS_NS = {
+    "python.fetch_hit": 3_000,
+    "python.fetch_many": 300_000,
+    "python.add_many": 500_000_000,
+}
 
 
 # --------------------------------------------------------------------------------------- nvme --

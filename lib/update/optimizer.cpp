@@ -256,16 +256,16 @@ void Optimizer::Parts::keep(size_t jobs_kept, size_t parts_kept)
 // Steps allocate nothing: what they need is taken with the entries.
 void Optimizer::Parts::reserve(const Entry *entries, uint32_t n)
 {
-    chosen.reserve(jobs.size());
-    entering.reserve(jobs.size());
-    keeping.reserve(jobs.size());
-    tensors.reserve(2 * by_tensor.size());
-    gradients.reserve(jobs.size());
-    versions.reserve(jobs.size());
+    grow_to_hold(chosen, jobs.size());
+    grow_to_hold(entering, jobs.size());
+    grow_to_hold(keeping, jobs.size());
+    grow_to_hold(tensors, 2 * by_tensor.size());
+    grow_to_hold(gradients, jobs.size());
+    grow_to_hold(versions, jobs.size());
     MutexLock lock(pipeline.mutex);
     pipeline.jobs_max += static_cast<uint32_t>(jobs.size() + 1 - steps.size());
     grow_to_hold(pipeline.parked, pipeline.jobs_max);
-    idle_steps.reserve(jobs.size());
+    grow_to_hold(idle_steps, jobs.size());
     while (steps.size() <= jobs.size()) idle_steps.push_back(&steps.emplace_back());
     for (uint32_t i = 0; i < n; ++i) {
         ParameterJob &job = *find(entries[i].parameter);

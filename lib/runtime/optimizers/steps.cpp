@@ -206,7 +206,7 @@ std::vector<stw_tensor *> OptimizerTable::changed_by(const OptimizerBody &body,
         const bool is_named = !some || std::binary_search(named.begin(), named.end(), parameter);
         if (is_named && tensor->sharding) changed.push_back(tensor);
     };
-    for (const OwnedState &state : body.states) add(state.parameter, state.tensor);
+    for (const auto &[key, state] : body.states) add(state.parameter, state.tensor);
     MutexLock lock(dispatch_.mutex());
     for (size_t i = 0; i < body.held.size(); ++i) add(body.held[i / 2 * 2], body.held[i]);
     return changed;

@@ -221,7 +221,7 @@ Status OptimizerTable::destroy_optimizer(stw_optimizer *optimizer)
     }
     // All states or none: if a view of one is open it is BUSY, and nothing has changed.
     std::vector<stw_tensor *> states;
-    for (const OwnedState &state : body.states) states.push_back(state.tensor);
+    for (const auto &[key, state] : body.states) states.push_back(state.tensor);
     if (!states.empty()) {
         STW_TRY(registry_.destroy_held(states.data(), static_cast<uint32_t>(states.size()), &body));
     }
@@ -248,13 +248,11 @@ Status OptimizerTable::destroy_optimizer(stw_optimizer *optimizer)
     return {};
 }
 
-const OwnedState *OptimizerTable::find_state(const OptimizerBody &body, const stw_tensor *parameter,
-                                             const char *name)
+stw_tensor *OptimizerTable::find_state(const OptimizerBody &body, const stw_tensor *parameter,
+                                       std::string_view name)
 {
-    for (const OwnedState &state : body.states) {
-        if (state.parameter == parameter && state.name == name) return &state;
-    }
-    return nullptr;
+    const auto found = body.states.find({parameter->id, name});
+    return found != body.states.end() ? found->second.tensor : nullptr;
 }
 
 // An existing one if another entry for the same parameter made it.
@@ -262,8 +260,8 @@ Status OptimizerTable::make_state(OptimizerBody &body, stw_tensor *parameter, co
                                   const StateForm &form, residency::PlaceId home,
                                   residency::TensorId *id_out)
 {
-    if (const OwnedState *state = find_state(body, parameter, name)) {
-        *id_out = state->tensor->id;
+    if (const stw_tensor *state = find_state(body, parameter, name)) {
+        *id_out = state->id;
         return {};
     }
     stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
@@ -299,15 +297,17 @@ Status OptimizerTable::make_state(OptimizerBody &body, stw_tensor *parameter, co
         on_device.home_device = machine_.tiers[home].device;
         spec.policy = &on_device;
     }
-    OwnedState state{parameter, name, nullptr};
-    grow_to_hold(body.states, body.states.size() + 1);
+    OwnedStates made;  // its memory is allocated before there is a tensor
+    OwnedState &state = made[{parameter->id, name}];
+    state.parameter = parameter;
     STW_TRY(registry_.create_tensors(&spec, 1, &state.tensor));
+    state.number = body.states_made++;
     {
         MutexLock lock(dispatch_.mutex());
         state.tensor->notes.holder = &body;
     }
     *id_out = state.tensor->id;
-    body.states.push_back(std::move(state));
+    body.states.merge(made);
     return {};
 }
 
@@ -475,16 +475,17 @@ Status OptimizerTable::take_parameters(OptimizerBody &body, const stw_optimizer_
     return {};
 }
 
-// Only states made last, which were never used.
-void OptimizerTable::forget_states(OptimizerBody &body, size_t keep, Commands &out)
+// Only states of the number `keep` and later ones, which were never used.
+void OptimizerTable::forget_states(OptimizerBody &body, uint64_t keep, Commands &out)
 {
     MutexLock lock(dispatch_.mutex());
-    while (body.states.size() > keep) {
-        stw_tensor *state = body.states.back().tensor;
+    std::erase_if(body.states, [&](const auto &entry) STW_REQUIRES(runtime_lock) {
+        if (entry.second.number < keep) return false;
+        stw_tensor *state = entry.second.tensor;
         if (state->notes.restored) restored_.take_restored(state->name, false);
         registry_.unregister_tensor(state, out);
-        body.states.pop_back();
-    }
+        return true;
+    });
     sink_.forget_unused(out);
 }
 
@@ -493,7 +494,7 @@ Status OptimizerTable::add_parameters(stw_optimizer *optimizer, const stw_optimi
 {
     OptimizerBody &body = body_of(optimizer);
     MutexLock changes(body.changes);
-    const size_t states_before = body.states.size();
+    const uint64_t states_before = body.states_made;
     Commands undone;  // the undo must not allocate
     undone.freed_packs.reserve(size_t{n} * (update::kStatesMax + 2));
     Status status;
@@ -519,8 +520,8 @@ Status OptimizerTable::optimizer_state(stw_optimizer *optimizer, stw_tensor *par
     MutexLock changes(body.changes);
     const std::string_view name = state;
     const bool is_part = name == kMasterLow || name == kMasterOpen;
-    if (const OwnedState *owned = is_part ? nullptr : find_state(body, parameter, state)) {
-        *tensor_out = owned->tensor;
+    if (stw_tensor *owned = is_part ? nullptr : find_state(body, parameter, name)) {
+        *tensor_out = owned;
         return {};
     }
     if (name == "master" && find_state(body, parameter, kMasterLow))
@@ -533,7 +534,7 @@ Status OptimizerTable::optimizer_state(stw_optimizer *optimizer, stw_tensor *par
 Status OptimizerTable::join_master(OptimizerBody &body, stw_tensor *parameter,
                                    stw_tensor **tensor_out)
 {
-    const size_t states_before = body.states.size();
+    const uint64_t states_before = body.states_made;
     Commands undone;  // the undo must not allocate
     undone.freed_packs.reserve(1);
     residency::TensorId master = residency::kNone;
@@ -545,7 +546,7 @@ Status OptimizerTable::join_master(OptimizerBody &body, stw_tensor *parameter,
         forget_states(body, states_before, undone);
         return sleepers_.tell_waiting(Status(status));
     }
-    *tensor_out = find_state(body, parameter, "master")->tensor;
+    *tensor_out = find_state(body, parameter, "master");
     if (status.ok()) drop_parts(body, parameter);
     return {};  // who uses it waits for what is not there yet
 }
@@ -553,10 +554,10 @@ Status OptimizerTable::join_master(OptimizerBody &body, stw_tensor *parameter,
 void OptimizerTable::drop_parts(OptimizerBody &body, const stw_tensor *parameter)
 {
     for (const char *name : {kMasterLow, kMasterOpen}) {
-        const OwnedState *part = find_state(body, parameter, name);
-        stw_tensor *tensor = part->tensor;
+        const auto part = body.states.find({parameter->id, name});
+        stw_tensor *tensor = part->second.tensor;
         if (!registry_.destroy_held(&tensor, 1, &body).ok()) continue;  // goes with the optimizer
-        body.states.erase(body.states.begin() + (part - body.states.data()));
+        body.states.erase(part);
     }
 }
 
@@ -567,11 +568,8 @@ Status OptimizerTable::kept_master(stw_optimizer *optimizer, stw_tensor *paramet
     MutexLock changes(body.changes);
     bool updated_here = false;
     STW_TRY(find_parameter(body, parameter, &updated_here));
-    const auto state = [&](const char *name) -> stw_tensor * {
-        const OwnedState *owned = find_state(body, parameter, name);
-        return owned ? owned->tensor : nullptr;
-    };
-    KeptMaster kept{state("master"), state(kMasterLow), state(kMasterOpen)};
+    KeptMaster kept{find_state(body, parameter, "master"), find_state(body, parameter, kMasterLow),
+                    find_state(body, parameter, kMasterOpen)};
     if (!kept.whole && !kept.low) {
         return Status::error(STW_ERROR_NOT_FOUND, "%s has no master here: it is in f32 itself",
                              parameter_text(parameter->name).c_str());
@@ -586,6 +584,18 @@ Status OptimizerTable::kept_master(stw_optimizer *optimizer, stw_tensor *paramet
     return {};
 }
 
+namespace {
+
+// Empty where the text does not begin and end like this.
+std::string_view between(std::string_view begin, std::string_view text, std::string_view end)
+{
+    const bool fits =
+        text.size() > begin.size() + end.size() && text.starts_with(begin) && text.ends_with(end);
+    return fits ? text.substr(begin.size(), text.size() - begin.size() - end.size()) : "";
+}
+
+}  // namespace
+
 Status OptimizerTable::find_tensor(const char *name, stw_tensor **tensor_out)
 {
     Status status = registry_.find_tensor(name, tensor_out);
@@ -599,11 +609,10 @@ Status OptimizerTable::find_tensor(const char *name, stw_tensor **tensor_out)
     }
     for (OptimizerBody *body : all) {
         MutexLock changes(body->changes);
-        for (const OwnedState &state : body->states) {
-            if (state.name != kMasterLow) continue;
-            if (body->name + "." + state.parameter->name + ".master" != name) continue;
-            return join_master(*body, state.parameter, tensor_out);
-        }
+        const std::string_view parameter = between(body->name + ".", name, ".master");
+        const auto low = body->states.find({registry_.find_id(parameter), kMasterLow});
+        if (low == body->states.end() || low->second.parameter->name != parameter) continue;
+        return join_master(*body, low->second.parameter, tensor_out);
     }
     return status;
 }

@@ -17,7 +17,6 @@ struct StepResult;
 namespace stepwell {
 
 struct OptimizerBody;
-struct OwnedState;
 class Placement;
 class OwedZeros;
 class RestoredTensors;
@@ -79,8 +78,9 @@ private:
                                          const update::StepOptions &step) const;
     [[nodiscard]] Status check_update_room(const OptimizerBody &body,
                                            const std::vector<stw_tensor *> &parameters) const;
-    static const OwnedState *find_state(const OptimizerBody &body, const stw_tensor *parameter,
-                                        const char *name);
+    // Null: there is none.
+    static stw_tensor *find_state(const OptimizerBody &body, const stw_tensor *parameter,
+                                  std::string_view name);
     // A tensor beside the elements of a parameter.
     struct StateForm {
         uint32_t dtype;
@@ -100,7 +100,7 @@ private:
     Status make_entry(OptimizerBody &body, const stw_optimizer_entry &entry,
                       update::Entry *entry_out);
     Status take_parameters(OptimizerBody &body, const stw_optimizer_entry *entries, uint32_t n);
-    void forget_states(OptimizerBody &body, size_t keep, Commands &out);
+    void forget_states(OptimizerBody &body, uint64_t keep, Commands &out);
     OptimizerBody &body_of(const stw_optimizer *optimizer) STW_EXCLUDES(runtime_lock);
     bool name_parameters(const OptimizerBody &body, const stw_update_options &options,
                          std::vector<stw_tensor *> *named);

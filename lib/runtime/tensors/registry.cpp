@@ -425,6 +425,13 @@ Status TensorRegistry::find_tensor(const char *name, stw_tensor **tensor_out)
     return {};
 }
 
+TensorId TensorRegistry::find_id(std::string_view name) const
+{
+    MutexLock lock(dispatch_.mutex());
+    const auto found = names_.find(name);
+    return found != names_.end() ? found->second->id : residency::kNone;
+}
+
 Status TensorRegistry::next_tensor(stw_tensor *previous, stw_tensor **next_out)
 {
     MutexLock lock(dispatch_.mutex());

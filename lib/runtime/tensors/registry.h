@@ -54,6 +54,9 @@ public:
     Status create_tensors(const stw_tensor_spec *specs, uint32_t n, stw_tensor **tensors_out);
     Status destroy_tensors(stw_tensor *const *tensors, uint32_t n);
     Status find_tensor(const char *name, stw_tensor **tensor_out);
+    // kNone: there is none of this name.
+    [[nodiscard]] residency::TensorId find_id(std::string_view name) const
+        STW_EXCLUDES(runtime_lock);
     Status next_tensor(stw_tensor *previous, stw_tensor **next_out);
     Status tensor_info(stw_tensor *tensor, stw_tensor_info *info_out);
     Status set_policy(stw_tensor *tensor, const stw_policy &policy);

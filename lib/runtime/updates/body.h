@@ -7,15 +7,21 @@
 #include "lib/runtime/handles/handles.h"
 #include "lib/update/optimizer.h"
 
+#include <map>
 #include <set>
+#include <string_view>
+#include <utility>
 
 namespace stepwell {
 
 struct OwnedState {
     stw_tensor *parameter = nullptr;
-    std::string name;
     stw_tensor *tensor = nullptr;
+    uint64_t number = 0;  // of all that the optimizer has made, in their order
 };
+
+// By parameter and name. The names are the library's own, or those of OptimizerBody::custom.
+using OwnedStates = std::map<std::pair<residency::TensorId, std::string_view>, OwnedState>;
 
 // The parts of a master that its parameter lacks, see update::Entry. No states of the API.
 inline constexpr const char *kMasterLow = "master_low";
@@ -33,7 +39,8 @@ struct OptimizerBody : TensorHolder {
     uint32_t algorithm = 0;
     stw_optimizer *handle = nullptr;  // null once destroyed
     std::unique_ptr<update::Optimizer> optimizer;
-    std::vector<OwnedState> states;
+    OwnedStates states;
+    uint64_t states_made = 0;          // ever
     std::set<uint32_t> shared_groups;  // of parameters that all ranks update
     uint64_t shared_hash = 0;          // of these parameters, their parts and groups
     // Held while `optimizer` gets entries or is destroyed: a commit reads its counts on another

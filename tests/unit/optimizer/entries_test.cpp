@@ -2,6 +2,32 @@
 // Entries, hyper-parameters and options: what is wrong is refused before anything is changed.
 #include "model.h"
 
+#include <cstdlib>
+#include <new>
+
+namespace {
+
+thread_local uint64_t taken_bytes = 0;  // by this thread, ever
+
+}  // namespace
+
+// Inlined, they would be taken for mismatched ones.
+[[gnu::noinline]] void *operator new(std::size_t bytes)
+{
+    taken_bytes += bytes;
+    void *memory = std::malloc(bytes != 0 ? bytes : 1);
+    if (memory == nullptr) throw std::bad_alloc();
+    return memory;
+}
+[[gnu::noinline]] void operator delete(void *memory) noexcept
+{
+    std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void *memory, std::size_t) noexcept
+{
+    std::free(memory);
+}
+
 namespace stepwell::update::test {
 namespace {
 
@@ -22,6 +48,24 @@ TEST(Entries, AllOrNone)
     EXPECT_FALSE(world.optimizer->count(good.parameter).ok());
     EXPECT_EQ(add(world, {good}), STW_OK);
     EXPECT_TRUE(world.optimizer->count(good.parameter).ok());
+}
+
+// A table that is copied for each entry would take a hundred times as much.
+TEST(Entries, AddedOneByOneEachTakesAsMuchMemoryAsBefore)
+{
+    constexpr int kEach = 1000;
+    World world({});
+    std::vector<Entry> entries;
+    for (int i = 0; i < 4 * kEach; ++i) entries.push_back(world.make({8, STW_F32, STW_F32, 0}));
+    const auto bytes_of_adding = [&](int begin) {
+        const uint64_t before = taken_bytes;
+        for (int i = begin; i < begin + kEach; ++i) {
+            EXPECT_EQ(add(world, {entries[i]}), STW_OK);
+        }
+        return taken_bytes - before;
+    };
+    const uint64_t first = bytes_of_adding(0);
+    for (int i = 1; i <= 3; ++i) EXPECT_LT(bytes_of_adding(i * kEach), 2 * first);
 }
 
 TEST(Entries, PartsDoNotOverlap)

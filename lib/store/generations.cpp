@@ -209,6 +209,13 @@ Status Generations::look_at(uint32_t index)
         if (is_of_store(header, store_.uuid())) damage_ = manifest.status().sentence();
         return {};
     }
+    // Two of version 1 may be one that was written twice.
+    if (region_of(manifest.value().id) != kNoRegion) {
+        damage_ = format_text("Two manifests in '%s/%s' are generation %" PRIu64
+                              ", and one of them lies in the place of another.",
+                              path_.c_str(), options_.name.c_str(), manifest.value().id.number);
+        return {};
+    }
     regions_[index] = {manifest.value().id, manifest.value().kept, true};
     return {};
 }
@@ -223,7 +230,7 @@ Result<Manifest> Generations::read(uint32_t region)
         bytes.resize(size);
         STW_TRY(io.read(offset_of(region), bytes.data(), size));
     }
-    return decode_manifest(bytes.data(), bytes.size(), store_.uuid(),
+    return decode_manifest(bytes.data(), bytes.size(), store_.uuid(), region,
                            (path_ + "/" + options_.name).c_str());
 }
 
@@ -363,13 +370,15 @@ Result<uint32_t> Generations::begin()
         attempt_written_ = false;
         return region;
     }
-    STW_ASSERT(false);  // one region more than are kept
-    return Status::error(STW_ERROR_INTERNAL, "No region is left for a generation.");
+    return Status::error(STW_ERROR_INTERNAL,
+                         "No region is left in '%s/%s' for a generation: %zu are kept in %zu.",
+                         path_.c_str(), options_.name.c_str(), infos_.size(), regions_.size());
 }
 
 Status Generations::prepare(Manifest manifest)
 {
     STW_ASSERT(attempt_region_ != kNoRegion);
+    manifest.region = attempt_region_;
     manifest.kept.clear();
     for (const GenerationInfo &info : infos_) manifest.kept.push_back(info.id);
     const std::vector<uint8_t> bytes = encode(manifest, store_.uuid());

@@ -5,6 +5,7 @@
 
 #include "lib/store/checksum.h"
 
+#include <cinttypes>
 #include <cstring>
 
 namespace stepwell::store {
@@ -12,7 +13,8 @@ namespace stepwell::store {
 namespace {
 
 constexpr uint8_t kManifestMagic[8] = {'S', 'T', 'W', 'G', 'E', 'N', '\r', '\n'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
+constexpr uint32_t kWithoutRegion = 1;
 constexpr uint64_t kSumBytes = 8;
 constexpr uint64_t kKeptBytes = 16;
 constexpr uint64_t kBlockBytes = 28;
@@ -145,6 +147,7 @@ Status get_lists(Reader &reader, const char *name, Manifest *manifest)
     if (kept > kKeepsMax || !reader.fits(kept, kKeptBytes) || !reader.fits(blocks, kBlockBytes) ||
         !reader.fits(tensors, kTensorBytes) || !reader.fits(counts, kCountBytes))
         return refuse(name, "a list is longer than its bytes");
+    if (manifest->region != kAnyRegion) (void)reader.get<uint64_t>();
     for (uint32_t i = 0; i < kept; ++i) {
         const auto number = reader.get<uint64_t>();
         manifest->kept.push_back({number, reader.get<uint64_t>()});
@@ -173,7 +176,7 @@ std::vector<uint8_t> encode(const Manifest &manifest, const Uuid &uuid)
 {
     Writer out;
     out.put_bytes(kManifestMagic, sizeof kManifestMagic);
-    out.put<uint32_t>(kVersion);
+    out.put<uint32_t>(manifest.region == kAnyRegion ? kWithoutRegion : kVersion);
     out.put<uint32_t>(manifest.left_out);
     out.put<uint64_t>(0);
     out.put_bytes(uuid.data(), uuid.size());
@@ -184,6 +187,7 @@ std::vector<uint8_t> encode(const Manifest &manifest, const Uuid &uuid)
     out.put<uint32_t>(static_cast<uint32_t>(manifest.blocks.size()));
     out.put<uint32_t>(static_cast<uint32_t>(manifest.tensors.size()));
     out.put<uint32_t>(static_cast<uint32_t>(manifest.counts.size()));
+    if (manifest.region != kAnyRegion) out.put<uint64_t>(manifest.region);
     for (const GenerationId &id : manifest.kept) {
         out.put<uint64_t>(id.number);
         out.put<uint64_t>(id.token);
@@ -230,8 +234,24 @@ bool is_of_store(const uint8_t *header, const Uuid &uuid)
            std::memcmp(header + 24, uuid.data(), uuid.size()) == 0;
 }
 
+namespace {
+
+// That of a misdirected write is whole, and there is another one of its generation, or will be.
+Status check_region(const uint8_t *bytes, uint64_t size, uint64_t region, const char *name)
+{
+    Reader reader(bytes + kManifestHeaderBytes, size - kManifestHeaderBytes);
+    const auto own = reader.get<uint64_t>();
+    if (own == region) return {};
+    return Status::error(STW_ERROR_FORMAT,
+                         "A manifest in '%s' is damaged or foreign: it was written for region "
+                         "%" PRIu64 ", and lies in region %" PRIu64 ".",
+                         name, own, region);
+}
+
+}  // namespace
+
 Result<Manifest> decode_manifest(const uint8_t *bytes, uint64_t size, const Uuid &uuid,
-                                 const char *name)
+                                 uint64_t region, const char *name)
 {
     if (size < kManifestHeaderBytes + kSumBytes || manifest_bytes(bytes, size) != size)
         return refuse(name, "it does not begin as one, or says another size");
@@ -239,7 +259,8 @@ Result<Manifest> decode_manifest(const uint8_t *bytes, uint64_t size, const Uuid
     if (sum.get<uint64_t>() != checksum(bytes, size - kSumBytes, 0))
         return refuse(name, "its checksum is not that of its bytes");
     Reader reader(bytes + 8, size - 8 - kSumBytes);
-    if (reader.get<uint32_t>() != kVersion)
+    const auto version = reader.get<uint32_t>();
+    if (version != kVersion && version != kWithoutRegion)
         return refuse(name, "this build does not read its format version");
     const auto left_out = reader.get<uint32_t>();
     (void)reader.get<uint64_t>();
@@ -248,6 +269,10 @@ Result<Manifest> decode_manifest(const uint8_t *bytes, uint64_t size, const Uuid
     for (size_t i = 0; i < uuid.size() / 8; ++i) (void)reader.get<uint64_t>();
     Manifest manifest;
     manifest.left_out = left_out;
+    if (version != kWithoutRegion) {
+        STW_TRY(check_region(bytes, size, region, name));
+        manifest.region = region;
+    }
     manifest.id.number = reader.get<uint64_t>();
     manifest.id.token = reader.get<uint64_t>();
     manifest.time_unix_ns = reader.get<uint64_t>();

@@ -577,6 +577,7 @@ TEST(Generations, AManifestLargerThanItsRegionIsLimit)
     const uint64_t most = machine.generations->manifest_bytes_max();
     EXPECT_EQ(most, Generations::region_bytes(kSlots));
     manifest.metadata.clear();
+    manifest.region = 0;
     const uint64_t others = encode(manifest, machine.store->uuid()).size();
     manifest.metadata.assign(most - others + 1, 'm');
     const uint64_t before = machine.disk.requests();
@@ -644,8 +645,9 @@ TEST(Generations, OnesThatAreThereAreNotMadeAnewUnlessReplaced)
     EXPECT_EQ(made.value()->found(), (Ids{{1, 10}}));
 }
 
-// Bytes in the file of generations, which nobody has open. `access` as of the driver.
-void plant(Machine &machine, uint64_t offset, Bytes bytes, uint32_t access)
+// One request for bytes of the file of generations, which no one else has open. `access` as of the
+// driver.
+void access_file(Machine &machine, uint64_t offset, Bytes &bytes, uint32_t kind, uint32_t access)
 {
     stw_storage_options options{};
     options.struct_size = sizeof options;
@@ -658,10 +660,22 @@ void plant(Machine &machine, uint64_t offset, Bytes bytes, uint32_t access)
     stw_storage *storage = nullptr;
     stw_driver_error error = STW_DRIVER_ERROR_INIT;
     ASSERT_EQ(Disk::ops().open(fake_services(), &options, &storage, &error), STW_OK);
-    const stw_io io{1, bytes.data(), offset, bytes.size(), STW_IO_WRITE, 0};
+    const stw_io io{1, bytes.data(), offset, bytes.size(), kind, 0};
     uint32_t accepted = 0;
     ASSERT_EQ(Disk::ops().submit(storage, &io, 1, &accepted), STW_OK);
     ASSERT_EQ(Disk::ops().close(storage, 0), STW_OK);
+}
+
+void plant(Machine &machine, uint64_t offset, Bytes bytes, uint32_t access)
+{
+    access_file(machine, offset, bytes, STW_IO_WRITE, access);
+}
+
+uint64_t offset_of(const Machine &machine, uint32_t region)
+{
+    const uint64_t regions = machine.kept + 1 - region;
+    return Generations::file_bytes(kSlots, machine.kept) -
+           regions * Generations::region_bytes(kSlots);
 }
 
 void plant_manifest(Machine &machine, uint32_t region, const GenerationId &id, const Ids &kept)
@@ -669,11 +683,61 @@ void plant_manifest(Machine &machine, uint32_t region, const GenerationId &id, c
     Manifest manifest;
     manifest.id = id;
     manifest.kept = kept;
-    const uint64_t regions = machine.kept + 1;
-    const uint64_t first =
-        Generations::file_bytes(kSlots, machine.kept) - regions * Generations::region_bytes(kSlots);
-    plant(machine, first + region * Generations::region_bytes(kSlots),
-          encode(manifest, machine.store->uuid()), STW_STORAGE_NAME_OPEN);
+    plant(machine, offset_of(machine, region), encode(manifest, machine.store->uuid()),
+          STW_STORAGE_NAME_OPEN);
+}
+
+void commit_three_more(Machine &machine)
+{
+    for (uint8_t value = 101; value <= 103; ++value) commit(machine, value);
+    const GenerationId newest = machine.generations->infos().front().id;
+    machine.reopen(true);
+    EXPECT_TRUE(has(machine, resume(machine, newest), 103));
+}
+
+// A drive that writes into the place of another leaves two whole manifests of one generation.
+TEST(Generations, AManifestThatLiesInThePlaceOfAnotherIsDamagedAndTheRestGoesOn)
+{
+    for (uint32_t pair = 0; pair < 9; ++pair) {
+        const uint32_t from = pair / 3;
+        const uint32_t to = pair % 3;
+        if (from == to) continue;
+        Machine machine;
+        machine.open(Stay::kCreate);
+        for (uint8_t value = 1; value <= 3; ++value) commit(machine, value);
+        machine.generations.reset();
+        Bytes bytes(4096);
+        access_file(machine, offset_of(machine, from), bytes, STW_IO_READ, STW_STORAGE_NAME_OPEN);
+        plant(machine, offset_of(machine, to), bytes, STW_STORAGE_NAME_OPEN);
+        machine.reopen(false);
+        const std::string why = "/disk0/generations' is damaged or foreign: it was written for "
+                                "region " +
+                                std::to_string(from) + ", and lies in region " + std::to_string(to);
+        EXPECT_NE(machine.generations->damage().find(why), std::string::npos)
+            << from << " over " << to << ": " << machine.generations->damage();
+        const Ids left = resumable_of(machine);
+        const uint64_t newest = to == 2 ? 2 : 3;
+        ASSERT_FALSE(left.empty());
+        EXPECT_EQ(left.front(), (GenerationId{newest, newest * 10}));
+        EXPECT_TRUE(has(machine, resume(machine, left.front()), static_cast<uint8_t>(newest)));
+        commit_three_more(machine);
+    }
+}
+
+TEST(Generations, OfTwoManifestsOfOneGenerationThatDoNotSayTheirRegionOneCounts)
+{
+    Machine machine;
+    machine.open(Stay::kCreate);
+    machine.generations.reset();
+    plant_manifest(machine, 0, {4, 40}, {{3, 30}});
+    plant_manifest(machine, 1, {3, 30}, {});
+    plant_manifest(machine, 2, {4, 40}, {{3, 30}});
+    machine.reopen(false);
+    EXPECT_NE(machine.generations->damage().find("generation 4"), std::string::npos)
+        << machine.generations->damage();
+    ASSERT_EQ(machine.generations->found(), (Ids{{4, 40}, {3, 30}}));
+    (void)resume(machine, {4, 40});
+    commit_three_more(machine);
 }
 
 // It was dropped before the newest was written, and its slots may be others' by now.

@@ -32,6 +32,7 @@ constexpr uint64_t kCountBytes = 12;
 constexpr uint64_t kTensorFlags = 16;  // in a tensor
 constexpr uint64_t kTensorCount = 20;
 constexpr uint64_t kTensorBlocks = 24;
+constexpr uint64_t kRegion = 3;  // where it is read
 
 Uuid uuid()
 {
@@ -115,7 +116,8 @@ Status read(const Bytes &bytes)
     // A copy of just that size: what is read past its end is found by a sanitizer.
     const auto exact = std::make_unique<uint8_t[]>(bytes.size());
     if (!bytes.empty()) std::memcpy(exact.get(), bytes.data(), bytes.size());
-    Result<Manifest> result = decode_manifest(exact.get(), bytes.size(), uuid(), "/disk/gen");
+    Result<Manifest> result =
+        decode_manifest(exact.get(), bytes.size(), uuid(), kRegion, "/disk/gen");
     return result.ok() ? Status() : result.status();
 }
 
@@ -159,7 +161,8 @@ void expect_same(const Manifest &left, const Manifest &right)
 TEST(Manifest, RoundTripKeepsEveryField)
 {
     const Bytes bytes = encode(sample(), uuid());
-    Result<Manifest> found = decode_manifest(bytes.data(), bytes.size(), uuid(), "/disk/gen");
+    Result<Manifest> found =
+        decode_manifest(bytes.data(), bytes.size(), uuid(), kRegion, "/disk/gen");
     ASSERT_TRUE(found.ok()) << found.status().sentence();
     expect_same(found.value(), sample());
     EXPECT_EQ(encode(found.value(), uuid()), bytes);
@@ -169,7 +172,8 @@ TEST(Manifest, AnEmptyOneIsItsHeaderTwoTextsAndItsSum)
 {
     const Bytes bytes = encode(Manifest(), uuid());
     EXPECT_EQ(bytes.size(), kManifestHeaderBytes + 4 + 4 + kSumBytes);
-    Result<Manifest> found = decode_manifest(bytes.data(), bytes.size(), uuid(), "/disk/gen");
+    Result<Manifest> found =
+        decode_manifest(bytes.data(), bytes.size(), uuid(), kRegion, "/disk/gen");
     ASSERT_TRUE(found.ok()) << found.status().sentence();
     expect_same(found.value(), Manifest());
 }
@@ -269,7 +273,7 @@ TEST(Manifest, BytesBehindItsEndAreRefused)
 
 TEST(Manifest, AnotherVersionIsRefused)
 {
-    expect_refused(with(kVersionAt, 2, 4), "format version");
+    expect_refused(with(kVersionAt, 3, 4), "format version");
     expect_refused(with(kVersionAt, 0, 4), "format version");
 }
 
@@ -356,6 +360,38 @@ TEST(Manifest, ATensorWithoutANameIsRefused)
     expect_refused(read(encode(manifest, uuid())), "a tensor has no name");
 }
 
+TEST(Manifest, IsReadInItsOwnRegionAndRefusedInAnother)
+{
+    Manifest manifest = sample();
+    manifest.region = kRegion;
+    const Bytes bytes = encode(manifest, uuid());
+    EXPECT_EQ(get(bytes, kVersionAt, 4), 2u);
+    EXPECT_EQ(get(bytes, kManifestHeaderBytes, 8), kRegion);
+    Result<Manifest> found =
+        decode_manifest(bytes.data(), bytes.size(), uuid(), kRegion, "/disk/gen");
+    ASSERT_TRUE(found.ok()) << found.status().sentence();
+    EXPECT_EQ(found.value().region, kRegion);
+    expect_same(found.value(), manifest);
+    EXPECT_EQ(encode(found.value(), uuid()), bytes);
+    for (const uint64_t other : {uint64_t{1}, kRegion + 1, kAnyRegion}) {
+        Bytes elsewhere = bytes;
+        put(elsewhere, kManifestHeaderBytes, other, 8);
+        seal(elsewhere);
+        expect_refused(
+            read(elsewhere),
+            ("written for region " + std::to_string(other) + ", and lies in region 3").c_str());
+    }
+}
+
+TEST(Manifest, OfVersionOneIsReadInAnyRegion)
+{
+    const Bytes bytes = encode(sample(), uuid());
+    ASSERT_EQ(get(bytes, kVersionAt, 4), 1u);
+    Result<Manifest> found = decode_manifest(bytes.data(), bytes.size(), uuid(), 0, "/disk/gen");
+    ASSERT_TRUE(found.ok()) << found.status().sentence();
+    EXPECT_EQ(found.value().region, kAnyRegion);
+}
+
 // Under a right checksum all checks are reached. What is taken nevertheless is a manifest: all that
 // it says goes into bytes and comes back.
 TEST(Manifest, MutationsNeverCrashAndWhatIsTakenIsWhole)
@@ -373,7 +409,8 @@ TEST(Manifest, MutationsNeverCrashAndWhatIsTakenIsWhole)
         }
         if (random() % 4 == 0) bytes.resize(88 + random() % (2 * bytes.size()));
         seal(bytes);
-        Result<Manifest> found = decode_manifest(bytes.data(), bytes.size(), uuid(), "/disk/gen");
+        Result<Manifest> found =
+            decode_manifest(bytes.data(), bytes.size(), uuid(), kRegion, "/disk/gen");
         if (!found.ok()) {
             ASSERT_EQ(found.status().code(), STW_ERROR_FORMAT) << "round " << round;
             continue;

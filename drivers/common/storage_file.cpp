@@ -533,6 +533,7 @@ stw_status StorageFile::open(const FileRequest &request, StorageFile *file_out,
     const bool opens = named && request.name_access == STW_STORAGE_NAME_OPEN;
     StorageFile file;
     file.bytes_ = request.bytes;
+    file.stays_ = named;
     using Step = stw_status (StorageFile::*)(const FileRequest &, stw_driver_error *);
     const Step steps[] = {&StorageFile::open_directory, &StorageFile::look_at_file_system,
                           opens   ? &StorageFile::open_named
@@ -558,7 +559,10 @@ void StorageFile::info(uint32_t queue_depth, stw_storage_info *info_out) const
 
 stw_status StorageFile::flush() const
 {
-    return fdatasync(file_.get()) == 0 ? STW_OK : STW_ERROR_SYNC;
+    if (fdatasync(file_.get()) != 0) return STW_ERROR_SYNC;
+    struct stat about = {};
+    const bool removed = stays_ && fstat(file_.get(), &about) == 0 && about.st_nlink == 0;
+    return removed ? STW_ERROR_NOT_FOUND : STW_OK;
 }
 
 stw_status StorageFile::give_back(uint64_t offset_bytes, uint64_t bytes) const

@@ -75,6 +75,7 @@ private:
     bool direct_ = false;
     bool copy_on_write_ = false;
     bool has_name_ = false;  // a new file that could not be made without one
+    bool stays_ = false;     // under a name
     uint32_t alignment_bytes_ = 1;
     std::string file_system_;
     std::string remark_;

@@ -134,7 +134,8 @@ typedef struct stw_storage_ops {
     /* Make a waiting poll, or the next one, return early: sticky until one poll has returned. A
      * poll may also return early for an earlier wake. Any thread. Never blocks. */
     void (*wake)(stw_storage *storage);
-    /* Everything completed before the call is on stable storage. Blocks. */
+    /* Everything completed before the call is on stable storage. NOT_FOUND: the file was opened
+     * with a name and has been removed since, so that it ends with this process. Blocks. */
     stw_status (*flush)(stw_storage *storage);
     /* Waits for work in flight, at most wait_ns; TIMEOUT leaves the object open. */
     stw_status (*close)(stw_storage *storage, uint64_t wait_ns);

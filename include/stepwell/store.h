@@ -43,8 +43,9 @@ typedef struct stw_commit_options {
  * Errors:    INVALID, BUSY (a durable tensor has an open view: the sentence names it), NOT_FOUND
  *            (only with STW_COMMIT_COMPLETE, which refuses on all ranks if one leaves out a
  *            tensor), LIMIT (metadata and names take more room than the store has for them), IO,
- *            CHECKSUM, NO_SPACE, MEMORY; SYNC (a flush failed: no more commits before the store is
- *            opened again); PEER, ORDER, MISMATCH, or the error of another rank; TIMEOUT,
+ *            CHECKSUM, NO_SPACE, MEMORY; SYNC (a flush failed, or a file of the store was
+ *            removed: no more commits before the store is opened again); PEER, ORDER, MISMATCH,
+ *            or the error of another rank; TIMEOUT,
  *            INTERRUPTED. After an error the previous generation is the newest, unless this rank
  *            did not get the result (PEER): then it accepts no more commits, and the next open
  *            finds the new one if all ranks have it. Over ranks a commit goes on after a TIMEOUT or

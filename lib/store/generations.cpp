@@ -236,13 +236,7 @@ Result<Manifest> Generations::read(uint32_t region)
 
 Status Generations::flush()
 {
-    const stw_status code = ops_.flush(storage_);
-    if (code >= 0) return {};
-    return Status::error(
-        STW_ERROR_SYNC,
-        "The generations in '%s' could not be flushed (status %d); no more are taken "
-        "before the store is opened again.",
-        path_.c_str(), code);
+    return flush_file(ops_, storage_, path_ + "/" + options_.name);
 }
 
 Status Generations::erase(const std::vector<uint32_t> &regions)

@@ -67,6 +67,7 @@ struct StoragePath {
     stw_storage *storage = nullptr;
     stw_storage_info info{};
     std::string name;
+    std::string file;  // within it, if that has a name
     std::string remark;
     Superblock superblock;
     uint32_t first = 0;  // its slots in the store

@@ -3,6 +3,7 @@
 // nor reused, even if its block is forgotten.
 #include "lib/store/store.h"
 
+#include "lib/store/sync_io.h"
 #include "lib/support/assert.h"
 
 #include <algorithm>
@@ -111,14 +112,7 @@ Status Store::adopt(BlockId block, const Placement &found)
 Status Store::flush()
 {
     for (const StoragePath &path : paths_) {
-        const stw_status code = path.ops->flush(path.storage);
-        if (code < 0) {
-            return Status::error(
-                STW_ERROR_SYNC,
-                "'%s' could not be flushed (status %d); what was written there may not "
-                "survive, and no generation is taken before it is opened again.",
-                path.name.c_str(), code);
-        }
+        STW_TRY(flush_file(*path.ops, path.storage, path.file));
     }
     return {};
 }

@@ -174,6 +174,7 @@ Status Store::open_path(const StoreOptions &options, uint32_t index, uint64_t bl
     }
     StoragePath path;
     path.name = asked.path;
+    path.file = stays_ ? asked.path + "/" + options.name : asked.path;
     path.count = static_cast<uint32_t>(blocks);
     STW_TRY(path.open(options, asked, bytes));
     path.superblock = {uuid_,  block_bytes_,

@@ -17,6 +17,23 @@ constexpr uint64_t kBufferBytes = 1ull << 20;
 
 }  // namespace
 
+Status flush_file(const stw_storage_ops &ops, stw_storage *storage, const std::string &file)
+{
+    const stw_status code = ops.flush(storage);
+    if (code >= 0) return {};
+    if (code == STW_ERROR_NOT_FOUND) {
+        return Status::error(STW_ERROR_SYNC,
+                             "'%s' was removed while the store was open, so what is written there "
+                             "goes with the process; read out what is needed, and make a new "
+                             "store.",
+                             file.c_str());
+    }
+    return Status::error(STW_ERROR_SYNC,
+                         "'%s' could not be flushed (status %d); what was written there may not "
+                         "survive, and no generation is taken before it is opened again.",
+                         file.c_str(), code);
+}
+
 SyncIo::SyncIo(const stw_storage_ops &ops, stw_storage *storage, const stw_services &services,
                uint64_t timeout_ns, const std::string &path, const char *what)
     : ops_(ops),

@@ -19,6 +19,9 @@ namespace stepwell::store {
     return value;
 }
 
+// Puts on stable storage what was written to that file. SYNC, also if it was removed meanwhile.
+Status flush_file(const stw_storage_ops &ops, stw_storage *storage, const std::string &file);
+
 class SyncIo {
 public:
     // `what` is read or written, in sentences; borrowed, as the rest.

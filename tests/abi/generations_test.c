@@ -442,6 +442,27 @@ TEST(an_open_that_fails_removes_nothing_that_was_there)
     assert_int_equal(access(blocks, F_OK), -1);
 }
 
+TEST(a_commit_into_files_that_were_removed_says_which)
+{
+    for (size_t i = 0; i < COUNT(files); ++i) {
+        char path[128];
+        uint64_t generation = 7;
+        machine wanted = machine_kept(STW_RUNTIME_OVERWRITE);
+        wanted.errors_expected = 1;
+        stw_runtime *runtime = machine_open(&wanted);
+        stw_tensor *tensor = durable(runtime, "t", SMALL);
+        tensor_fill_sequence(tensor, SMALL, 1);
+        assert_int_equal(commit(runtime), 1);
+        snprintf(path, sizeof path, "%s/%s", directory, files[i]);
+        assert_int_equal(unlink(path), 0);
+        tensor_fill_sequence(tensor, SMALL, 2);
+        fails(stw_commit(runtime, NULL, &generation), STW_ERROR_SYNC, path);
+        fails(stw_commit(runtime, NULL, &generation), STW_ERROR_SYNC, "was removed");
+        assert_int_equal(generation, 7);
+        machine_close(runtime);
+    }
+}
+
 TEST(what_differs_from_the_store_is_refused_with_both)
 {
     stw_runtime *runtime = make();

@@ -8,6 +8,7 @@
 
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 namespace conformance {
 namespace {
@@ -107,6 +108,23 @@ TEST(KeptFile, OpenPastTheFileSizeLimitIsRefused)
         });
         EXPECT_TRUE(WIFEXITED(status)) << driver;
         EXPECT_EQ(WEXITSTATUS(status), 0) << driver;
+    }
+}
+
+TEST(KeptFile, FlushSaysThatItWasRemoved)
+{
+    for (const char *driver : {"aio", "posix"}) {
+        Directory directory;
+        Storage kept(driver, "");
+        ASSERT_EQ(kept.open(directory.path(), kMiB, 8, "kept.stepwell", STW_STORAGE_NAME_CREATE),
+                  STW_OK)
+            << kept.sentence();
+        EXPECT_EQ(kept.ops()->flush(kept.get()), STW_OK) << driver;
+        ASSERT_EQ(unlink((directory.path() + "/kept.stepwell").c_str()), 0);
+        EXPECT_EQ(kept.ops()->flush(kept.get()), STW_ERROR_NOT_FOUND) << driver;
+        Storage scratch(driver, "");
+        ASSERT_EQ(scratch.open(directory.path(), kMiB, 8), STW_OK) << scratch.sentence();
+        EXPECT_EQ(scratch.ops()->flush(scratch.get()), STW_OK) << driver;
     }
 }
 

@@ -529,7 +529,7 @@ TEST(Generations, AFlushThatFailsIsSyncAndSticks)
     machine.disk.fail_flush_one_in = 1;
     const Status status = machine.generations->prepare(manifest);
     EXPECT_EQ(status.code(), STW_ERROR_SYNC);
-    EXPECT_TRUE(says(status, "'/disk0' could not be flushed")) << status.sentence();
+    EXPECT_TRUE(says(status, "'/disk0/store' could not be flushed")) << status.sentence();
     machine.disk.fail_flush_one_in = 0;
     EXPECT_TRUE(machine.generations->refuse().ok()) << "nothing of it was written";
     EXPECT_EQ(machine.generations->stuck().code(), STW_ERROR_SYNC);
@@ -553,7 +553,7 @@ TEST(Generations, AFailedFlushOfTheManifestKeepsItsSlots)
         machine.disk.fail_flush_one_in = 2;
         const Status status = machine.generations->prepare(manifest);
         machine.disk.fail_flush_one_in = 0;
-        if (status.ok() || !says(status, "The generations in '/disk0'")) continue;
+        if (status.ok() || !says(status, "'/disk0/generations' could not be flushed")) continue;
         ++of_manifest;
         EXPECT_EQ(status.code(), STW_ERROR_SYNC);
         EXPECT_EQ(machine.generations->refuse().code(), STW_ERROR_SYNC) << "it is not erased";

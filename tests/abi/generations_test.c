@@ -463,6 +463,50 @@ TEST(a_commit_into_files_that_were_removed_says_which)
     }
 }
 
+TEST(fixed_addresses_are_found_again_with_faults_and_without)
+{
+    const uint32_t flags[] = {0, STW_RUNTIME_FAULT_IN};
+    for (size_t i = 0; i < COUNT(flags); ++i) {
+        stw_tensor_spec spec = spec_f32("a", SMALL);
+        stw_tensor *tensors[2];
+        stw_runtime *runtime = machine_open_as(machine_kept(STW_RUNTIME_OVERWRITE | flags[i]));
+        for (size_t round = 0; round < 2; ++round) {
+            for (size_t at = 0; at < COUNT(tensors); ++at) {
+                spec.name = at == 0 ? "a" : "b";
+                spec.flags = STW_TENSOR_DURABLE | STW_TENSOR_FIXED_ADDRESS;
+                tensors[at] = tensor_make(runtime, &spec);
+                if (round == 0) tensor_fill_sequence(tensors[at], SMALL, (float)at);
+                tensor_expect_sequence(tensors[at], SMALL, (float)at);
+            }
+            if (round == 0) commit(runtime);
+            machine_close(runtime);
+            if (round == 0)
+                runtime = machine_open_as(machine_kept(STW_RUNTIME_RESUME | flags[1 - i]));
+        }
+    }
+}
+
+/* As a store has it that is from before all tensors with fixed addresses had their own blocks. */
+TEST(a_fixed_address_in_a_shared_block_is_found_again_where_it_needs_none)
+{
+    stw_tensor_spec spec = spec_f32("b", SMALL);
+    stw_tensor *tensor = NULL;
+    stw_runtime *runtime = make();
+    machine wanted = machine_kept(STW_RUNTIME_RESUME | STW_RUNTIME_FAULT_IN);
+    tensor_fill_sequence(durable(runtime, "a", SMALL), SMALL, 1);
+    tensor_fill_sequence(durable(runtime, "b", SMALL), SMALL, 2);
+    commit(runtime);
+    machine_close(runtime);
+    spec.flags = STW_TENSOR_DURABLE | STW_TENSOR_FIXED_ADDRESS;
+    runtime = machine_open(&wanted);
+    fails(stw_tensor_create(runtime, &spec, 1, &tensor), STW_ERROR_MISMATCH, "'b' shared a block");
+    machine_close(runtime);
+    runtime = resume();
+    tensor_expect_sequence(tensor_make(runtime, &spec), SMALL, 2);
+    tensor_expect_sequence(durable(runtime, "a", SMALL), SMALL, 1);
+    machine_close(runtime);
+}
+
 TEST(what_differs_from_the_store_is_refused_with_both)
 {
     stw_runtime *runtime = make();

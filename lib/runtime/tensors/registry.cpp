@@ -213,9 +213,7 @@ Status TensorRegistry::fill_spec(const stw_tensor_spec &spec, const Sharding *sh
     wanted->guarded = (spec.flags & STW_TENSOR_NO_ADDRESS) == 0;
     if (spec.flags & STW_TENSOR_FIXED_ADDRESS) {
         STW_TRY(check_fixed_address(spec, sharding));
-        wanted->no_packing = machine_.touches ||
-                             std::any_of(machine_.tiers.begin(), machine_.tiers.end(),
-                                         [](const memory::Tier &place) { return place.aliases; });
+        wanted->no_packing = true;  // whatever drivers and flags a store is opened with next time
     }
     STW_TRY(placement_.to_policy(spec.policy, spec.role, &wanted->policy));
     STW_TRY(restored_.check_durable(spec, wanted->policy));

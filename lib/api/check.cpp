@@ -3,6 +3,7 @@
 #include "lib/api/check.h"
 
 #include "lib/report/report.h"
+#include "lib/support/limits.h"
 
 #include <algorithm>
 #include <cstdarg>
@@ -15,6 +16,7 @@ struct LastError {
     stw_status code = STW_OK;
     const char *plain = nullptr;  // the sentence, where there was no memory for one of its own
     ErrorDetail detail;
+    char refused[320] = {};  // a sentence about memory
 };
 
 LastError &last_error()
@@ -94,6 +96,16 @@ stw_status report_plain(stw_status code, const char *sentence) noexcept
     error.plain = sentence;
     error.detail = ErrorDetail{};
     return code;
+}
+
+stw_status report_refused() noexcept
+{
+    char *sentence = last_error().refused;
+    std::snprintf(sentence, sizeof last_error().refused,
+                  "the process cannot have more memory, and the library's tables need it: %s; free "
+                  "some, or raise the limit, and try again",
+                  limits_text().text);
+    return report_plain(STW_ERROR_MEMORY, sentence);
 }
 
 stw_status report_invalid(const char *format, ...) noexcept

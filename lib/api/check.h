@@ -18,6 +18,8 @@ namespace stepwell::api {
 stw_status report(const Status &status) noexcept;
 // The same without asking for memory; the sentence lives for ever.
 stw_status report_plain(stw_status code, const char *sentence) noexcept;
+// Memory was refused: with what the process has and may have.
+stw_status report_refused() noexcept;
 stw_status report_invalid(const char *format, ...) noexcept __attribute__((format(printf, 1, 2)));
 
 stw_status last_code() noexcept;
@@ -32,10 +34,7 @@ template <class Body> stw_status guard(Body &&body) noexcept
 try {
     return report(body());
 } catch (const std::bad_alloc &) {
-    return report_plain(
-        STW_ERROR_MEMORY,
-        "the process cannot have more memory, and the library's tables need it; free "
-        "some and try again");
+    return report_refused();
 } catch (...) {
     return report_plain(STW_ERROR_INTERNAL, "an exception inside the library; please report it");
 }

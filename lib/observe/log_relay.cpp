@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/observe/log_relay.h"
 
+#include "lib/support/limits.h"
 #include "lib/support/signals.h"
 
 #include <new>
@@ -15,7 +16,7 @@ Status LogRelay::start()
     try {
         thread_ = std::thread([this] { run(); });
     } catch (const std::system_error &error) {
-        return Status::os_error(STW_ERROR_LIMIT, error.code().value(), "no thread for the log");
+        return no_thread(error.code().value(), "the log");
     }
     return {};
 }

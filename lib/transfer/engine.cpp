@@ -2,6 +2,7 @@
 // Opening, closing and abandoning the engine. The opening or closing thread.
 #include "lib/transfer/engine.h"
 
+#include "lib/support/limits.h"
 #include "lib/support/signals.h"
 #include "lib/transfer/parts.h"
 #include "lib/transfer/storage_thread.h"
@@ -120,8 +121,7 @@ Status Engine::Parts::start_thread(const char *name, void *(*main)(void *), void
     }
     MutexLock lock(mutex);
     --threads_alive;
-    return Status::os_error(STW_ERROR_LIMIT, error,
-                            "The system starts no more threads for the transfer engine");
+    return no_thread(error, "transfers");
 }
 
 void *Engine::Parts::LaneThread::start(void *argument)

@@ -5,6 +5,7 @@
 
 #include "lib/observe/nvtx.h"
 #include "lib/support/assert.h"
+#include "lib/support/limits.h"
 #include "lib/support/signals.h"
 
 #include <pthread.h>
@@ -28,9 +29,7 @@ Status Pipeline::Parts::start_threads()
         threads.push_back(thread);
     }
     if (error == 0) return {};
-    return Status::os_error(STW_ERROR_LIMIT, error,
-                            "The system starts no more threads for updates: %zu of %u run",
-                            threads.size(), options.thread_count);
+    return no_thread(error, "updates");
 }
 
 void Pipeline::Parts::stop_threads()

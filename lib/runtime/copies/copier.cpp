@@ -13,6 +13,7 @@
 #include "lib/runtime/views/ends.h"
 #include "lib/runtime/views/hits.h"
 #include "lib/runtime/views/sleepers.h"
+#include "lib/support/limits.h"
 #include "lib/support/signals.h"
 
 #include <algorithm>
@@ -29,8 +30,7 @@ Status Snapshots::start_copier()
     try {
         copier_ = std::thread([this] { run_copier(); });
     } catch (const std::system_error &error) {
-        return Status::os_error(STW_ERROR_LIMIT, error.code().value(),
-                                "no thread for the copies of operations");
+        return no_thread(error.code().value(), "the copies of operations");
     }
     return {};
 }

@@ -4,6 +4,7 @@
 #include "lib/residency/core.h"
 #include "lib/runtime/dispatch/dispatcher.h"
 #include "lib/runtime/dispatch/waiter.h"
+#include "lib/support/limits.h"
 #include "lib/support/signals.h"
 
 #include <poll.h>
@@ -13,6 +14,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <ctime>
+#include <system_error>
 
 namespace stepwell {
 namespace {
@@ -37,7 +39,11 @@ Status Dispatcher::start_timer()
     timer_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (timer_fd_ < 0) return Status::os_error(STW_ERROR_LIMIT, errno, "no eventfd for the timer");
     const SignalsBlocked signals;
-    timer_ = std::thread([this] { run_timer(); });
+    try {
+        timer_ = std::thread([this] { run_timer(); });
+    } catch (const std::system_error &error) {
+        return no_thread(error.code().value(), "the timer");
+    }
     return {};
 }
 

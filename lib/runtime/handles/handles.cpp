@@ -3,6 +3,7 @@
 #include "lib/runtime/handles/handles.h"
 
 #include "lib/collective/group.h"
+#include "lib/runtime/handles/views.h"
 
 #include <pthread.h>
 
@@ -29,6 +30,23 @@ constinit Pool<stw_group> group_pool(4096, 0x53545747);
 constinit Pool<stw_phase> phase_pool(65536, 0x53545750);
 constinit Pool<stw_optimizer> optimizer_pool(65536, 0x5354574f);
 constinit Pool<stw_operation> operation_pool(1u << 20, 0x53545741);
+
+namespace {
+
+// Where the library is unloaded, or its process ends, in which what is open stays usable.
+__attribute__((destructor)) void unload()
+{
+    if (runtime_pool.live() > 0 || group_pool.live() > 0) return;
+    unload_thread_states();
+    runtime_pool.unload();
+    tensor_pool.unload();
+    group_pool.unload();
+    phase_pool.unload();
+    optimizer_pool.unload();
+    operation_pool.unload();
+}
+
+}  // namespace
 
 void watch_forks()
 {

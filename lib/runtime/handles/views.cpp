@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace stepwell {
 namespace {
@@ -35,6 +36,7 @@ struct Registered {
 thread_local Registered *registered = nullptr;
 
 pthread_key_t key;
+std::atomic<bool> has_key{false};
 pthread_once_t key_once = PTHREAD_ONCE_INIT;
 
 // At the end of a thread: its states may be used by another thread of the same runtime.
@@ -53,13 +55,22 @@ void thread_ends(void *memory)
 Registered *registry()
 {
     if (registered) return registered;
-    pthread_once(&key_once, [] { pthread_key_create(&key, thread_ends); });
+    pthread_once(&key_once, [] { has_key = pthread_key_create(&key, thread_ends) == 0; });
     registered = new (std::nothrow) Registered();
-    if (registered) pthread_setspecific(key, registered);
+    if (registered && has_key) pthread_setspecific(key, registered);
     return registered;
 }
 
 }  // namespace
+
+// Threads that go on and have used the library end without it.
+void unload_thread_states()
+{
+    if (has_key.exchange(false)) pthread_key_delete(key);
+    delete std::exchange(registered, nullptr);
+    cache = {0, nullptr};
+    states.unload();
+}
 
 ViewTable::ViewTable(uint32_t views_max, uint64_t runtime_serial)
     : views_max_(views_max), runtime_serial_(runtime_serial)

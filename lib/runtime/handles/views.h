@@ -74,6 +74,9 @@ struct alignas(64) ThreadState {
     std::array<uint64_t, kHits> hits{};  // phase of the step, tensor id, place, kEnded
 };
 
+// At the end of the library, with no runtime open.
+void unload_thread_states();
+
 class ViewTable {
 public:
     // Bits of a cookie; the serial number is above them.

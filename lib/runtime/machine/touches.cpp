@@ -6,6 +6,7 @@
 
 #include "lib/runtime/dispatch/dispatcher.h"
 #include "lib/support/fault_handler.h"
+#include "lib/support/limits.h"
 #include "lib/support/signals.h"
 
 #include <algorithm>
@@ -50,7 +51,7 @@ Status Touches::start_thread()
     try {
         threads_.emplace_back([this] { run(); });
     } catch (const std::system_error &error) {
-        return Status::os_error(STW_ERROR_LIMIT, error.code().value(), "no thread for faults");
+        return no_thread(error.code().value(), "faults");
     }
     ++idle_;
     return {};

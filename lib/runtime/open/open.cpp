@@ -14,6 +14,7 @@
 #include "lib/runtime/updates/body.h"
 #include "lib/runtime/victims/scoring.h"
 #include "lib/support/assert.h"
+#include "lib/support/limits.h"
 
 #include "drivers/registry.h"
 #include "lib/transfer/stream_ordering.h"
@@ -386,8 +387,8 @@ Result<Runtime *> Runtime::open(const stw_runtime_options &asked, stw_runtime *h
         if (status.ok()) status = runtime->open_tiers(options);
         if (status.ok() && runtime->machine.ranks) status = runtime->ranks.collectives.open_ranks();
     } catch (const std::bad_alloc &) {
-        status = Status::error(STW_ERROR_MEMORY, "no memory for the tables of the runtime '%s'",
-                               runtime->machine.name.c_str());
+        status = Status::error(STW_ERROR_MEMORY, "no memory for the tables of the runtime '%s': %s",
+                               runtime->machine.name.c_str(), limits_text().text);
     }
     if (!status.ok()) {
         (void)runtime->close_tiers(runtime->dispatch.timeout(0));

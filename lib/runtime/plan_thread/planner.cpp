@@ -3,6 +3,7 @@
 #include "lib/runtime/plan_thread/planner.h"
 
 #include "lib/runtime/plan_thread/work.h"
+#include "lib/support/limits.h"
 #include "lib/support/signals.h"
 
 #include <sys/resource.h>
@@ -50,10 +51,7 @@ Status Planner::ask(std::unique_ptr<PlanWork> work)
             return nullptr;
         };
         const int error = pthread_create(&thread_, nullptr, main, this);
-        if (error != 0) {
-            return Status::os_error(STW_ERROR_LIMIT, error,
-                                    "the system starts no thread for plans");
-        }
+        if (error != 0) return no_thread(error, "plans");
         pthread_setname_np(thread_, "stw-planner");
         started_ = true;
     }

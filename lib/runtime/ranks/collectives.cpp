@@ -10,6 +10,7 @@
 #include "lib/runtime/ranks/memory.h"
 #include "lib/runtime/recording/grounds.h"
 #include "lib/support/assert.h"
+#include "lib/support/limits.h"
 #include "lib/support/signals.h"
 
 #include <algorithm>
@@ -61,8 +62,7 @@ Status Collectives::open_ranks()
             }
         });
     } catch (const std::system_error &error) {
-        return Status::os_error(STW_ERROR_LIMIT, error.code().value(),
-                                "no thread for the collectives of the group");
+        return no_thread(error.code().value(), "the collectives of the group");
     }
     return {};
 }

@@ -9,6 +9,7 @@
 #include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/victims/scoring.h"
+#include "lib/support/limits.h"
 #include "lib/support/signals.h"
 
 #include <algorithm>
@@ -111,10 +112,7 @@ Status ProgramVictims::start_policy_thread()
         return nullptr;
     };
     const int error = pthread_create(&scoring->thread, nullptr, main, this);
-    if (error != 0) {
-        return Status::os_error(STW_ERROR_LIMIT, error,
-                                "the system starts no thread for the victim policy");
-    }
+    if (error != 0) return no_thread(error, "the victim policy");
     pthread_setname_np(scoring->thread, "stw-policy");
     scoring->started = true;
     return {};

@@ -163,9 +163,9 @@ Status Lifetimes::destroy(TensorId id, Commands &out)
 {
     STW_TRY(may_destroy(id, out));
     Tensor &tensor = tensors_[id];
+    tensor.spec.reads_zero = false;  // nobody will read them; and this allocates nothing
     drop_contents(id, out);
     packs_.set_contents(id, Contents::kEmpty);
-    owed_zeros_.erase(id);
     tensor.alive = false;
     Pack &pack = packs_[tensor.pack];
     const TensorId moved = pack.tensors.back();

@@ -169,8 +169,10 @@ public:
     // what is has a verdict, and it names parameters of which none is in a step.
     [[nodiscard]] bool may_begin(const StepOptions &options) const;
 
-    // Whether a step of these options would not return while views of the tensor are open.
-    [[nodiscard]] bool waits_for_views(const StepOptions &options, TensorId tensor) const;
+    // Whether a step of these options would not return while views of the tensor are open; claimed:
+    // work on it is under way, which waits for them.
+    [[nodiscard]] bool waits_for_views(const StepOptions &options, TensorId tensor,
+                                       bool claimed) const;
 
     // The inside, for the jobs of its steps.
     struct Parts;

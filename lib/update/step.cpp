@@ -695,7 +695,7 @@ const char *Optimizer::awaits_verdict() const
     return nullptr;
 }
 
-bool Optimizer::waits_for_views(const StepOptions &options, TensorId tensor) const
+bool Optimizer::waits_for_views(const StepOptions &options, TensorId tensor, bool claimed) const
 {
     const auto found = parts_->by_tensor.find(tensor);
     if (found == parts_->by_tensor.end()) return false;
@@ -707,7 +707,7 @@ bool Optimizer::waits_for_views(const StepOptions &options, TensorId tensor) con
     const bool all = options.parameters == nullptr;
     const bool named = rejects ? job.step != nullptr && job.step->early
                                : all || std::find(options.parameters, end, parameter) != end;
-    const bool stays = job.step != nullptr && !job.is_parked();
+    const bool stays = claimed && job.step != nullptr && !job.is_parked();
     if (stays && (named || has_verdict(options)) && !parts_->may_begin(options)) return true;
     if (!named) return false;
     const bool gradient = tensor == job.turns[ParameterJob::kGradient].tensor;

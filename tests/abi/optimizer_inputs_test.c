@@ -316,7 +316,7 @@ TEST(a_wait_for_an_update_says_who_is_in_the_way)
     trainee here = trainee_make(runtime, STW_F32, 0);
     stw_update_options waits = STW_UPDATE_OPTIONS_INIT;
     ok(stw_tensor_fill(here.parameter, 8, NULL));
-    stw_view view = view_get(runtime, here.parameter, STW_READ);
+    stw_view view = view_handed_over(runtime, here.parameter);
     step_by(&here, 1);
     fails(stw_runtime_drain(runtime, 50 * MILLISECOND_NS), STW_ERROR_TIMEOUT,
           "tensor 'w': 1 views to read it are open");

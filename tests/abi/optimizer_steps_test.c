@@ -115,7 +115,7 @@ TEST(a_step_waits_for_what_is_in_its_way)
 {
     stw_runtime *runtime = machine_open(*state);
     model here = model_make(runtime);
-    stw_view held = view_get(runtime, moment_of(&here, 0), STW_READ);
+    stw_view held = view_handed_over(runtime, moment_of(&here, 0));
     stw_update_options again = STW_UPDATE_OPTIONS_INIT, clips = STW_UPDATE_OPTIONS_INIT;
     stw_update_result result = STW_UPDATE_RESULT_INIT;
     uint64_t count = 9;

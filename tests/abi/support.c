@@ -373,6 +373,16 @@ stw_view view_get(stw_runtime *runtime, stw_tensor *tensor, uint32_t access)
     return view;
 }
 
+stw_view view_handed_over(stw_runtime *runtime, stw_tensor *tensor)
+{
+    const stw_fetch_options options = {.struct_size = sizeof options,
+                                       .flags = STW_FETCH_HAND_OVER};
+    const stw_fetch_request request = request_of(tensor, STW_READ);
+    stw_view view;
+    ok(stw_fetch(runtime, &options, &request, 1, &view));
+    return view;
+}
+
 void view_put(stw_view *view)
 {
     ok(stw_release(view, 1, STW_STREAM_HOST, 0));

@@ -139,6 +139,8 @@ stw_fetch_request request_of(stw_tensor *tensor, uint32_t access);
 stw_fetch_request request_range(stw_tensor *tensor, uint32_t access, uint64_t begin,
                                 uint64_t count);
 stw_view view_get(stw_runtime *runtime, stw_tensor *tensor, uint32_t access);
+/* READ, to be released by another thread, so that this one may wait for what waits for it. */
+stw_view view_handed_over(stw_runtime *runtime, stw_tensor *tensor);
 void view_put(stw_view *view);
 
 stw_error_info error_numbers(void);

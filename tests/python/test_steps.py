@@ -257,8 +257,8 @@ class Optimizers(support.Machine):
             self.runtime.drain()
             before = late.read().tolist()
             if stands:
-                with self.assertRaises(TimeoutError):
-                    early.fetch(timeout=0.01)
+                with self.assertRaisesRegex(stepwell.errors.BusyError, "STW_UPDATE_REJECT"):
+                    early.fetch(timeout=10)
                 with early.fetch(speculated=True, timeout=10) as view:
                     self.assertNotEqual(view.bytes.cast("f").tolist(), before)
             result = optimizers[0].step(clip_norm=clip_norm)
@@ -272,6 +272,12 @@ class Optimizers(support.Machine):
             if stands:
                 self.assertEqual((result.early, result.undone), (1, 0))
         self.assertEqual(result.undone, 1)
+        before = early.read().tolist()
+        gradient.fill(0.5)
+        optimizers[0].step([early], speculate=True)
+        self.assertTrue(optimizers[0].step(reject=True, keep_gradients=True).skipped)
+        self.assertEqual(early.read().tolist(), before)
+        self.assertEqual(gradient.read()[0], 0.5)
 
     def test_every_algorithm_has_its_states(self):
         states = {"adamw": ("exp_avg", "exp_avg_sq"), "adam": ("exp_avg", "exp_avg_sq"),

@@ -141,7 +141,12 @@ Status OptimizerTable::check_own_views(const OptimizerBody &body,
                                        const update::StepOptions &step) const
 {
     for (const stw_tensor *tensor : sleepers_.viewed_by(step.thread)) {
-        if (!body.optimizer->waits_for_views(step, tensor->id)) continue;
+        bool claimed = false;
+        {
+            MutexLock lock(dispatch_.mutex());
+            claimed = dispatch_.core.claimed_by(tensor->id) != 0;
+        }
+        if (!body.optimizer->waits_for_views(step, tensor->id, claimed)) continue;
         return Status::error(STW_ERROR_BUSY,
                              "the step of optimizer '%s' would wait for a view of %s that this "
                              "thread holds; release that view first",

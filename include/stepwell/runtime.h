@@ -180,9 +180,10 @@ STW_API stw_status stw_runtime_clear_error(stw_runtime *runtime);
  * Ownership: none.  Threads: any thread; one change at a time.
  * Blocks:    until the tier is within `bytes` (evictions, and with 0 also updates), or timeout_ns.
  * Errors:    INVALID, LIMIT (more than at open), BUDGET (open views, tensors that no farther tier
- *            may hold, or full farther tiers), BUSY (a view to be summed), MEMORY and NO_SPACE (of
- *            a grown budget), UNSUPPORTED (driver or file system), TIMEOUT, INTERRUPTED; on error
- *            the old budget holds.
+ *            may hold, or full farther tiers), BUSY (a view to be summed, or less than it takes to
+ *            set a speculative update back before its verdict), MEMORY and NO_SPACE (of a grown
+ *            budget), UNSUPPORTED (driver or file system), TIMEOUT, INTERRUPTED; on error the old
+ *            budget holds.
  */
 STW_API stw_status stw_tier_set_budget(stw_runtime *runtime, uint32_t tier, uint32_t device,
                                        uint64_t bytes, uint64_t timeout_ns);

@@ -90,7 +90,7 @@ stw_status stw_tensor_create(stw_runtime *runtime, const stw_tensor_spec *specs,
             }
             STW_TRY(check_spec(element(specs, i)));
         }
-        return runtime->body->tensors.registry.create_tensors(specs, n, tensors_out);
+        return runtime->body->optimizers.create_tensors(specs, n, tensors_out);
     });
 }
 

@@ -174,6 +174,10 @@ public:
     [[nodiscard]] bool waits_for_views(const StepOptions &options, TensorId tensor,
                                        bool claimed) const;
 
+    // Gives the room for older contents of parameters back that are in no step; it is asked for
+    // again at their next early step. False: there was none. Any thread, no lock held.
+    bool give_older_back();
+
     // The inside, for the jobs of its steps.
     struct Parts;
 

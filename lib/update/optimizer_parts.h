@@ -102,6 +102,7 @@ struct ParameterJob final : Job {
     Chunk *settle(Chunk &chunk) override;
     void on_preferred() override;
     [[nodiscard]] std::optional<uint32_t> verdict_from() const override;
+    [[nodiscard]] uint32_t tensors_to_undo() const override;
     Status opened() override;
     Status refused(Status status) override;
     Status run(Chunk &chunk) override;

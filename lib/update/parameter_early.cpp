@@ -81,6 +81,12 @@ void ParameterJob::start_early()
     pipeline.ask_to_pump();
 }
 
+uint32_t ParameterJob::tensors_to_undo() const
+{
+    const bool may_undo = step != nullptr && (step->early || undoes);
+    return may_undo && claims_older ? turn_count - 1 : 0;
+}
+
 // Whether an update by the verdict would have had the same inputs.
 bool ParameterJob::judged_alike() const
 {

@@ -110,6 +110,8 @@ struct Job {
     virtual void on_preferred() {}
     // The thread that gives the verdict without which this job does not end; none: it needs none.
     [[nodiscard]] virtual std::optional<uint32_t> verdict_from() const { return {}; }
+    // How many tensors it may have to set back; 0: none.
+    [[nodiscard]] virtual uint32_t tensors_to_undo() const { return 0; }
 
     // Without the mutex, on an update thread. The first chunk of the phase was granted: the claim
     // has its turn, nothing has changed yet.

@@ -307,6 +307,17 @@ std::optional<uint32_t> Pipeline::verdict_from(TensorId tensor, bool early) cons
     return {};
 }
 
+uint32_t Pipeline::tensors_to_undo() const
+{
+    uint32_t most = 0;
+    MutexLock lock(parts_->mutex);
+    for (const Parts::Queue &queue : parts_->queues) {
+        for (const Turn *at = queue.first; at != nullptr; at = at->behind)
+            most = std::max(most, at->job->tensors_to_undo());
+    }
+    return most;
+}
+
 bool Pipeline::waits_only_for(uint32_t thread) const
 {
     MutexLock lock(parts_->mutex);

@@ -613,7 +613,10 @@ Status Optimizer::step(const StepOptions &options, StepResult *result_out)
     STW_TRY(parts_->select(options));
     if ((options.flags & STW_UPDATE_MEASURE) == 0) STW_TRY(parts_->check_groups());
     if (is_early(options)) {
+        MutexLock claiming(parts_->pipeline.claiming);  // as give_older_back()
         for (ParameterJob *job : parts_->chosen) job->make_older();
+    }
+    if (is_early(options)) {
         return parts_->begin(options);
     }
     STW_TRY(parts_->begin(options));
@@ -693,6 +696,24 @@ const char *Optimizer::awaits_verdict() const
         if (job.step != nullptr && job.step->early) return job.name;
     }
     return nullptr;
+}
+
+bool Optimizer::give_older_back()
+{
+    std::vector<TensorId> given;
+    MutexLock claiming(parts_->pipeline.claiming);
+    {
+        MutexLock lock(parts_->pipeline.mutex);
+        for (ParameterJob &job : parts_->jobs) {
+            if (job.step != nullptr) continue;
+            for (TensorId &older : job.older) {
+                if (older != kNone) given.push_back(std::exchange(older, kNone));
+            }
+            job.has_older = job.asked_older = false;
+        }
+    }
+    for (const TensorId older : given) parts_->pipeline.tiers.drop_older(older);
+    return !given.empty();
 }
 
 bool Optimizer::waits_for_views(const StepOptions &options, TensorId tensor, bool claimed) const

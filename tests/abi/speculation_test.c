@@ -480,6 +480,63 @@ TEST(what_is_not_speculated_is_said)
     machine_close(runtime);
 }
 
+/* What was updated early can be set back, whatever budgets are asked for meanwhile. */
+TEST(a_budget_stays_as_large_as_a_verdict_needs)
+{
+    machine now = small_host();
+    now.device_blocks = 20, now.host_blocks = 24; /* either is enough for an update */
+    stw_runtime *runtime = machine_open_as(now);
+    trainee plain = trainee_in(runtime, STW_BF16), here = trainee_in(runtime, STW_BF16);
+    uint64_t undone = 0, refused = 0;
+    for (int step = 0; step < 12; ++step) {
+        const uint64_t blocks = 1 + (uint64_t)step;
+        const double clip_norm = step % 3 == 2 ? 1e-3 : 1e6;
+        give_gradients(&plain, step, 0), give_gradients(&here, step, 0);
+        for (int i = 0; i < PARAMETERS; ++i) early_step(&here, i);
+        if (step % 2 == 0) ok(stw_runtime_drain(runtime, 0));
+        const stw_status status =
+            stw_tier_set_budget(runtime, STW_TIER_HOST, 0, blocks * BLOCK, 0);
+        assert_true(status == STW_OK || status == STW_ERROR_BUSY || status == STW_ERROR_BUDGET ||
+                    status == STW_ERROR_INVALID);
+        refused += status == STW_ERROR_BUSY;
+        (void)verdict(&plain, clip_norm);
+        undone += verdict(&here, clip_norm).undone;
+        ok(stw_runtime_drain(runtime, 0));
+        ok(stw_tier_set_budget(runtime, STW_TIER_HOST, 0, (uint64_t)now.host_blocks * BLOCK, 0));
+    }
+    assert_true(undone > 0 && refused > 0);
+    expect_same(&plain, &here, STW_BF16);
+    trainee_leave(&plain), trainee_leave(&here);
+    machine_close(runtime);
+}
+
+/* A program that has room without speculation has it with, and speculates again afterwards. */
+TEST(room_for_older_contents_is_given_to_who_needs_it)
+{
+    machine now = machine_small();
+    now.nvme_blocks = PARAMETERS * 4 * 6 + 3 * 18; /* of older contents for three parameters */
+    stw_runtime *runtime = machine_open_as(now);
+    trainee here = trainee_in(runtime, STW_F32);
+    uint64_t early[2] = {0, 0};
+    stw_tensor *later = NULL;
+    for (int round = 0; round < 2; ++round) {
+        for (int step = 0; step < 2; ++step) {
+            give_gradients(&here, step, 0);
+            for (int i = 0; i < PARAMETERS; ++i) early_step(&here, i);
+            ok(stw_runtime_drain(runtime, 0));
+            early[round] += verdict(&here, 1e6).early;
+            ok(stw_runtime_drain(runtime, 0));
+        }
+        if (round == 0) later = tensor_f32(runtime, "later", 30 * 16384);
+        ok(stw_tensor_fill(later, 1.0, NULL));
+        if (round == 0) continue;
+        ok(stw_tensor_destroy(&later, 1));
+    }
+    assert_true(early[0] > 0 && early[1] > 0);
+    trainee_leave(&here);
+    machine_close(runtime);
+}
+
 /* To undo an update takes more blocks at once than to do it. */
 TEST(a_budget_that_holds_an_update_holds_a_verdict)
 {

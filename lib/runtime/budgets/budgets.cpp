@@ -18,6 +18,7 @@
 #include "lib/runtime/restored/restored.h"
 #include "lib/runtime/tensors/placement.h"
 #include "lib/runtime/updates/body.h"
+#include "lib/runtime/updates/tiers.h"
 #include "lib/transfer/engine.h"
 
 #include <algorithm>
@@ -167,11 +168,13 @@ Status Budgets::shrink(const BudgetChange &change)
     dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {
         recorder_.drain_hits();
         refused = core.may_shrink(change.place, change.after);
+        if (refused.ok()) refused = check_undo(change);
     });
     STW_TRY(std::move(refused));
     Status status = empty_down_to(change);
     if (status.ok() && machine_.tiers.is_nvme(change.place)) status = shrink_store(change);
     dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
+        if (status.ok()) status = check_undo(change);  // early steps have gone on meanwhile
         core.set_budget(change.place, status.ok() ? change.after : change.before, out);
     });
     if (status.ok() && !machine_.tiers.is_nvme(change.place)) status = give_memory_back(change);
@@ -203,6 +206,25 @@ Status Budgets::wait_for_claims(const BudgetChange &change)
         STW_TRY(wait_for_budget(change, "updates, sums or copies"));
     }
     return {};
+}
+
+// What was updated before its verdict keeps the room that setting it back takes.
+Status Budgets::check_undo(const BudgetChange &change) const
+{
+    const uint32_t tensors = machine_.pipeline->tensors_to_undo();
+    if (tensors == 0) return {};
+    std::vector<uint64_t> rooms;
+    for (PlaceId place = 0; place <= machine_.tiers.host(); ++place) {
+        const bool changes = place == change.place;
+        rooms.push_back(changes ? change.after : dispatch_.core.budget_blocks(place));
+    }
+    if (may_undo(machine_.tiers, rooms, tensors, tensors)) return {};
+    return Status::error(STW_ERROR_BUSY,
+                         "%s cannot shrink to %u blocks of %s before the verdict of speculative "
+                         "updates, as setting one back takes %u at once; take a step without "
+                         "STW_UPDATE_SPECULATE first, or one with STW_UPDATE_REJECT",
+                         dispatch_.core.place_name(change.place).c_str(), change.after,
+                         bytes_text(machine_.block_bytes).c_str(), 2 * tensors + 1);
 }
 
 Status Budgets::empty_down_to(const BudgetChange &change)

@@ -155,22 +155,40 @@ Status OptimizerTable::check_own_views(const OptimizerBody &body,
     return {};
 }
 
+std::vector<OptimizerBody *> OptimizerTable::live() const
+{
+    std::vector<OptimizerBody *> found;
+    MutexLock lock(dispatch_.mutex());
+    for (const std::unique_ptr<OptimizerBody> &body : bodies) {
+        if (body->handle) found.push_back(body.get());
+    }
+    return found;
+}
+
 Status OptimizerTable::reject_early()
 {
-    std::vector<OptimizerBody *> live;
-    {
-        MutexLock lock(dispatch_.mutex());
-        for (const std::unique_ptr<OptimizerBody> &body : bodies) {
-            if (body->handle) live.push_back(body.get());
-        }
-    }
-    for (OptimizerBody *body : live) {
+    for (OptimizerBody *body : live()) {
         if (body->optimizer->awaits_verdict() == nullptr) continue;
         stw_update_options options = STW_UPDATE_OPTIONS_INIT;
         options.flags = STW_UPDATE_REJECT | STW_UPDATE_KEEP_GRADIENTS;
         STW_TRY(optimizer_step(body->handle, options, nullptr));
     }
     return {};
+}
+
+Status OptimizerTable::create_tensors(const stw_tensor_spec *specs, uint32_t n,
+                                      stw_tensor **tensors_out, OptimizerBody *changed)
+{
+    Status status = registry_.create_tensors(specs, n, tensors_out);
+    if (status.code() != STW_ERROR_BUDGET && status.code() != STW_ERROR_NO_SPACE) return status;
+    bool given = changed != nullptr && changed->optimizer->give_older_back();
+    for (OptimizerBody *body : live()) {
+        // One that changes now is left as it is: this thread may hold another one's lock.
+        if (body == changed || !body->changes.try_lock()) continue;
+        if (body->optimizer) given |= body->optimizer->give_older_back();
+        body->changes.unlock();
+    }
+    return given ? registry_.create_tensors(specs, n, tensors_out) : status;
 }
 
 void OptimizerTable::tell_early(OptimizerBody &body)

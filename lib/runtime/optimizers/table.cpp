@@ -300,7 +300,7 @@ Status OptimizerTable::make_state(OptimizerBody &body, stw_tensor *parameter, co
     OwnedStates made;  // its memory is allocated before there is a tensor
     OwnedState &state = made[{parameter->id, name}];
     state.parameter = parameter;
-    STW_TRY(registry_.create_tensors(&spec, 1, &state.tensor));
+    STW_TRY(create_tensors(&spec, 1, &state.tensor, &body));
     state.number = body.states_made++;
     {
         MutexLock lock(dispatch_.mutex());

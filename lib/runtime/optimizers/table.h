@@ -57,6 +57,10 @@ public:
     Status optimizer_result(stw_optimizer *optimizer, stw_update_result *result_out);
     // Begins to set back what speculative steps have updated, of every optimizer; gradients stay.
     Status reject_early();
+    // Creates tensors; where there is no room for them, optimizers give that of older contents back
+    // which they do not need now. changed: the one whose `changes` the caller holds.
+    Status create_tensors(const stw_tensor_spec *specs, uint32_t n, stw_tensor **tensors_out,
+                          OptimizerBody *changed = nullptr);
     Status open_update(uint32_t asked);
     [[nodiscard]] std::vector<stw_tensor *> held_by(const OptimizerBody &body) const
         STW_EXCLUDES(runtime_lock);
@@ -74,6 +78,7 @@ private:
                                  const update::Entry &made) const;
     Status join_master(OptimizerBody &body, stw_tensor *parameter, stw_tensor **tensor_out);
     void drop_parts(OptimizerBody &body, const stw_tensor *parameter);
+    [[nodiscard]] std::vector<OptimizerBody *> live() const STW_EXCLUDES(runtime_lock);
     [[nodiscard]] Status check_own_views(const OptimizerBody &body,
                                          const update::StepOptions &step) const;
     [[nodiscard]] Status check_update_room(const OptimizerBody &body,

@@ -17,28 +17,20 @@
 #include <algorithm>
 
 namespace stepwell {
-namespace {
 
-// Older contents are read to the host tier, unless it has no budget or their policy does not allow
-// it; the others are wherever they were updated.
-bool may_undo(const residency::Core &core, const memory::TierSet &tiers,
-              const residency::TensorId *older, uint32_t n)
+bool may_undo(const memory::TierSet &tiers, const std::vector<uint64_t> &rooms, uint32_t n,
+              uint32_t to_host)
 {
     const residency::PlaceId host = tiers.host();
+    bool works = false;
     for (residency::PlaceId place = 0; place <= host; ++place) {
-        const uint64_t room = core.budget_blocks(place);
-        if (!tiers[place].cpu_access || room == 0) continue;
-        uint32_t needed = n + 1;
-        for (uint32_t i = 0; i < n; ++i) {
-            const bool to_host = (core.spec(older[i]).policy.allowed >> host & 1) != 0;
-            needed += place == host || !to_host || core.budget_blocks(host) == 0 ? 1 : 0;
-        }
-        if (needed > room) return false;
+        if (!tiers[place].cpu_access || rooms[place] == 0) continue;
+        const uint32_t here = place == host || rooms[host] == 0 ? n : n - to_host;
+        if (n + 1 + here > rooms[place]) return false;
+        works = true;
     }
-    return true;
+    return works;
 }
-
-}  // namespace
 
 uint64_t TierAccess::block_bytes() const
 {
@@ -183,7 +175,14 @@ bool TierAccess::keep_older(const residency::TensorId *tensors, const residency:
     const residency::PlaceId nvme = machine_.tiers.nvme();
     MutexLock lock(dispatch_.mutex());
     Core &core = dispatch_.core;
-    if (!may_undo(core, machine_.tiers, older, n)) return false;
+    std::vector<uint64_t> rooms;
+    for (residency::PlaceId place = 0; place <= machine_.tiers.host(); ++place)
+        rooms.push_back(core.budget_blocks(place));
+    const auto to_host = static_cast<uint32_t>(
+        std::count_if(older, older + n, [&](residency::TensorId at) STW_REQUIRES(runtime_lock) {
+            return (core.spec(at).policy.allowed >> machine_.tiers.host() & 1) != 0;
+        }));
+    if (!may_undo(machine_.tiers, rooms, n, to_host)) return false;
     uint64_t copies = 0;
     uint64_t copied_bytes = 0;
     uint64_t bytes = 0;

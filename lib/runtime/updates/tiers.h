@@ -13,6 +13,12 @@ class PrivateBuffers;
 class Sleepers;
 class DeviceUpdates;
 
+// Whether updates of n tensors could be set back with these budgets, by place, in blocks. Older
+// contents are read to the host tier, unless it has no budget or their policy does not allow it, as
+// it does for `to_host` of them; the others are wherever they were updated.
+[[nodiscard]] bool may_undo(const memory::TierSet &tiers, const std::vector<uint64_t> &rooms,
+                            uint32_t n, uint32_t to_host);
+
 class TierAccess final : public update::Tiers, Grounded {
 public:
     TierAccess(const Ground &ground, AddressTable &addresses, PrivateBuffers &buffers,

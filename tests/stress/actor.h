@@ -56,6 +56,7 @@ private:
     void check_owned(const Owned &owned, const float *values, uint64_t count, uint64_t floor,
                      uint64_t distrust, float slack = 0);
     void train();
+    stw_status step_early(uint32_t parameter);
     void reduce_into(uint32_t parameter, uint64_t amount);
     bool reduce_view(stw_tensor *gradient, uint64_t elements, uint64_t amount);
     void sum_operation();

@@ -295,6 +295,15 @@ void Actor::restart_parameters()
     }
 }
 
+stw_status Actor::step_early(uint32_t parameter)
+{
+    stw_update_options early = STW_UPDATE_OPTIONS_INIT;
+    early.flags = STW_UPDATE_SPECULATE;
+    early.parameters = &mine_.parameters[parameter]->tensor;
+    early.parameter_count = 1;
+    return stw_optimizer_step(mine_.optimizer, &early, nullptr);
+}
+
 void Actor::train()
 {
     if (world_.setup.errors_allowed) restart_parameters();
@@ -310,6 +319,8 @@ void Actor::train()
             if (chance(50)) reduce_into(i, 1);
             if (touched_ & (1u << i)) mine_.summed[i] = 0;
         }
+        // Set back by the abort.
+        if (chance(50)) accept("early step", step_early(static_cast<uint32_t>(random(2))), false);
         accept("step abort", stw_step_abort(mine_.phase, STW_STREAM_HOST), false);
         return;
     }
@@ -329,14 +340,13 @@ void Actor::train()
     stw_update_result *const verdict = chance(50) ? &result : nullptr;
     stw_status status = STW_OK;
     const bool speculates = chance(40);
-    for (size_t i = 0; i < 2 && speculates && status >= 0; ++i) {
-        if (chance(30)) continue;
-        stw_update_options early = STW_UPDATE_OPTIONS_INIT;
-        early.flags = STW_UPDATE_SPECULATE;
-        early.parameters = &mine_.parameters[i]->tensor;
-        early.parameter_count = 1;
-        status = stw_optimizer_step(mine_.optimizer, &early, nullptr);
+    bool early[2] = {};
+    for (uint32_t i = 0; i < 2 && speculates && status >= 0; ++i) {
+        early[i] = chance(70);
+        if (early[i]) status = step_early(i);
     }
+    const bool rejects = speculates && status >= 0 && chance(30);
+    if (rejects) with.flags |= STW_UPDATE_REJECT;
     if (!speculates && chance(50)) {  // each parameter in a step of its own
         for (size_t i = 0; i < 2 && status >= 0; ++i) {
             with.parameters = &mine_.parameters[i]->tensor;
@@ -352,8 +362,9 @@ void Actor::train()
         return;
     }
     for (size_t i = 0; i < 2; ++i) {
-        mine_.parameters[i]->floor.store(after[i]);
-        if (!keeps) mine_.summed[i] = 0;
+        if (!rejects) mine_.parameters[i]->floor.store(after[i]);
+        if (rejects) mine_.parameters[i]->ceiling.store(after[i] - mine_.summed[i]);
+        if (!keeps && (!rejects || early[i])) mine_.summed[i] = 0;
     }
 }
 

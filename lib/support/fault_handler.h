@@ -19,9 +19,9 @@ namespace stepwell {
 struct MemoryFault {
     uintptr_t address = 0;
     bool writes = false;  // where the processor says so; else a second fault on what can be read
-    pid_t thread = 0;           // as gettid() has it
+    pid_t thread = 0;     // as gettid() has it
     uintptr_t instruction = 0;  // 0: the processor's is not known here
-    char sentence[768] = {};  // why not, for what may be the last words of the process
+    char sentence[768] = {};    // why not, for what may be the last words of the process
     MemoryFault *next = nullptr;
     std::atomic<uint32_t> answer{0};
 };

@@ -124,10 +124,10 @@ public:
     // Whether an update or a sum of it is pending. As prefer().
     [[nodiscard]] bool pending(TensorId tensor) const;
 
-    // The thread that is to give the verdict that work on the tensor waits for: by its number, 0
-    // where that is not known. The one that took the last step without STW_UPDATE_SPECULATE, before
-    // that the one that took a speculative step. None: no work on it waits for one, or, with
-    // `early`, what does may still be updated before it. As prefer().
+    // The thread that is to give the verdict that work on the tensor waits for, by its number, 0
+    // where that is not known: the one that took the last step without STW_UPDATE_SPECULATE, before
+    // the first of these the one that took a speculative step. None: no work on it waits for one,
+    // or, with `early`, what does may still be updated before it. As prefer().
     [[nodiscard]] std::optional<uint32_t> verdict_from(TensorId tensor, bool early = false) const;
     // Whether all that is pending waits for verdicts, one of them of this thread. As prefer().
     [[nodiscard]] bool waits_only_for(uint32_t thread) const;

@@ -494,8 +494,7 @@ TEST(a_budget_stays_as_large_as_a_verdict_needs)
         give_gradients(&plain, step, 0), give_gradients(&here, step, 0);
         for (int i = 0; i < PARAMETERS; ++i) early_step(&here, i);
         if (step % 2 == 0) ok(stw_runtime_drain(runtime, 0));
-        const stw_status status =
-            stw_tier_set_budget(runtime, STW_TIER_HOST, 0, blocks * BLOCK, 0);
+        const stw_status status = stw_tier_set_budget(runtime, STW_TIER_HOST, 0, blocks * BLOCK, 0);
         assert_true(status == STW_OK || status == STW_ERROR_BUSY || status == STW_ERROR_BUDGET ||
                     status == STW_ERROR_INVALID);
         refused += status == STW_ERROR_BUSY;

@@ -375,8 +375,7 @@ stw_view view_get(stw_runtime *runtime, stw_tensor *tensor, uint32_t access)
 
 stw_view view_handed_over(stw_runtime *runtime, stw_tensor *tensor)
 {
-    const stw_fetch_options options = {.struct_size = sizeof options,
-                                       .flags = STW_FETCH_HAND_OVER};
+    const stw_fetch_options options = {.struct_size = sizeof options, .flags = STW_FETCH_HAND_OVER};
     const stw_fetch_request request = request_of(tensor, STW_READ);
     stw_view view;
     ok(stw_fetch(runtime, &options, &request, 1, &view));

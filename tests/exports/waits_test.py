@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/check-waits finds a wait that docs/threads.md does not list. usage: waits_test.py SOURCE"""
+"""scripts/check-waits finds a wait that docs/threads.md does not list.
+
+usage: waits_test.py SOURCE
+"""
 
 import subprocess
 import sys

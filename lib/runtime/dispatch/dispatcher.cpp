@@ -157,8 +157,9 @@ bool Dispatcher::wait_progress(Instant deadline)
         const MutexUnlock unlocked(mutex());
         give_way();
     }
-    if (progress_made_ == seen) (void)progress_.wait_until(mutex(),
-                               std::min<uint64_t>(deadline, time + 3600ull * 1000000000ull));
+    if (progress_made_ == seen)
+        (void)progress_.wait_until(mutex(),
+                                   std::min<uint64_t>(deadline, time + 3600ull * 1000000000ull));
     --progress_waits_;
     return true;
 }

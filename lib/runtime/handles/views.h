@@ -64,7 +64,7 @@ struct alignas(64) ThreadState {
     std::atomic<uint32_t> tag{0};
     std::atomic<uint64_t> runtime_serial{0};
     std::atomic<bool> thread_lives{false};
-    uint32_t number = 0;  // of the thread in its runtime, from 1
+    uint32_t number = 0;            // of the thread in its runtime, from 1
     std::atomic<int> thread_id{0};  // of the system
     uint32_t slot_count = 0;
     std::array<uint32_t, kSlots> slots{};

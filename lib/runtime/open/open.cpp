@@ -312,8 +312,7 @@ Runtime::Runtime(const stw_runtime_options &options, stw_runtime *handle, uint64
                         views.sleepers, updates.pieces, copies.chunks, copies.snapshots,
                         ranks.collectives, ranks.sums, calls.fetches},
             .steps{ground, tensors.placement, views.streams, views.ends, updates.pieces,
-                   planning.plans, planning.prefetcher, victims, ranks.wholes, meters,
-                   optimizers},
+                   planning.plans, planning.prefetcher, victims, ranks.wholes, meters, optimizers},
             .faults{ground, addresses.table, views.ends, calls.fetches}}
 {
     add_hooks();

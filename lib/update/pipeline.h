@@ -132,8 +132,8 @@ public:
     // Whether all that is pending waits for verdicts, one of them of this thread. As prefer().
     [[nodiscard]] bool waits_only_for(uint32_t thread) const;
 
-    // The tensors of the largest parameter that a verdict may set back, to which it takes a block of
-    // each and of its older contents at once; 0: there is none. As prefer().
+    // The tensors of the largest parameter that a verdict may set back, which takes a block of each
+    // and of its older contents at once; 0: there is none. As prefer().
     [[nodiscard]] uint32_t tensors_to_undo() const;
 
     // Whether what was written to it, and lent, is to be undone. As prefer().

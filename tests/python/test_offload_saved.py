@@ -135,6 +135,29 @@ class Names(Case):
                     self.assertEqual(made.metadata, {"step": 4})
                     self.equal(values(model), expected)
 
+    def test_views_of_frozen_parameters_in_a_store_are_written_to(self):
+        writes = {
+            "detach": lambda p: p.detach().mul_(2),
+            "a row": lambda p: p[0].zero_(),
+            "a view": lambda p: p.view(-1)[3:].add_(1),
+            "itself after": lambda p: (p.detach(), p.mul_(2)),
+        }
+        for name, write in writes.items():
+            for blocks in 12, 48:
+                with self.subTest(name, blocks=blocks):
+                    plain, model = mlp(), mlp()
+                    for each in plain, model:
+                        each[0].requires_grad_(False)
+                    with self.offload(model, adam(model), blocks, store_name="run",
+                                      overwrite=True) as made:
+                        for step in range(2):
+                            for each in plain, model:
+                                with torch.no_grad():
+                                    write(each[0].weight)
+                            self.equal(values(model), values(plain))
+                            if step == 0:
+                                made.commit()
+
     def test_states_of_frozen_parameters_are_kept_in_generations(self):
         kinds = torch.optim.AdamW, torch.optim.Adagrad, torch.optim.RMSprop
         for kind, trained in itertools.product(kinds, (False, True)):

@@ -66,6 +66,13 @@ class Accesses:
         if self.copies and func is torch.Tensor.detach:
             source = self._source(records[0])
             return Entry(source.whole, source)
+        if (func in VERSIONED and escapes and offload.commits is not None
+                and records[0].frozen and args and args[0] is records[0].parameter):
+            # Its memory may not be written to, as it is in generations: its views are lazy, and
+            # make it writable.
+            source = self._source(records[0])
+            entry = Entry(source.whole, source)
+            return entry if func is torch.Tensor.detach else func(entry, *args[1:], **kwargs)
         if _edges.takes(func, args, kwargs):
             return _edges.call(func, args, kwargs)
         if any(record.large for record in records):

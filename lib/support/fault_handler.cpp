@@ -46,6 +46,26 @@ uintptr_t instruction_of([[maybe_unused]] const void *context)
 #endif
 }
 
+// The general registers: an instruction that has got no further has the same ones.
+uint64_t registers_of([[maybe_unused]] const void *context)
+{
+    uint64_t hash = 0xcbf29ce484222325;
+    [[maybe_unused]] const auto add = [&hash](uint64_t value) {
+        hash = (hash ^ value) * 0x100000001b3;
+        hash ^= hash >> 32;
+    };
+#if defined(__x86_64__)
+    const auto *machine = &static_cast<const ucontext_t *>(context)->uc_mcontext;
+    for (int at = REG_R8; at <= REG_RIP; ++at) add(static_cast<uint64_t>(machine->gregs[at]));
+#elif defined(__aarch64__)
+    const auto *machine = &static_cast<const ucontext_t *>(context)->uc_mcontext;
+    for (const auto value : machine->regs) add(value);
+    add(machine->sp);
+    add(machine->pc);
+#endif
+    return hash;
+}
+
 bool is_write([[maybe_unused]] const void *context)
 {
 #if defined(__x86_64__)
@@ -135,6 +155,7 @@ struct FaultHandler {
         fault.writes = is_write(context);
         fault.thread = static_cast<pid_t>(syscall(SYS_gettid));
         fault.instruction = instruction_of(context);
+        fault.registers = registers_of(context);
         const bool by_kernel = info->si_code > 0;  // else it was sent
         if (!by_kernel || !offer(fault)) pass_on(number, info, context, next, fault.sentence);
         errno = error;

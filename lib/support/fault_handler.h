@@ -21,6 +21,7 @@ struct MemoryFault {
     bool writes = false;  // where the processor says so; else a second fault on what can be read
     pid_t thread = 0;     // as gettid() has it
     uintptr_t instruction = 0;  // 0: the processor's is not known here
+    uint64_t registers = 0;     // a hash of these and of the instruction's address
     char sentence[768] = {};    // why not, for what may be the last words of the process
     MemoryFault *next = nullptr;
     std::atomic<uint32_t> answer{0};

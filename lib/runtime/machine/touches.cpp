@@ -169,30 +169,23 @@ std::vector<stw_view> Touches::take()
 uint32_t Touches::repeats(const MemoryFault &fault)
 {
     constexpr uint32_t kRepeatsMin = 64;
-    constexpr size_t kOperandsMax = 8;  // of an instruction, or of a loop that a fault begins again
     constexpr uint64_t kForNs = 1'000'000'000;
+    constexpr uint64_t kRestNs = 50'000'000;  // a program that comes back to it does other work
     const uint64_t now = Dispatcher::now();
     MutexLock lock(mutex_);
     const auto of_it = [&](const Repeated &at) { return at.thread == fault.thread; };
     auto at = std::find_if(repeated_.begin(), repeated_.end(), of_it);
     if (at == repeated_.end()) {
         if (repeated_.size() == kThreadsMax) repeated_.erase(repeated_.begin());
-        at = repeated_.insert(repeated_.end(), {fault.thread, 0, {}, 0, 0});
+        at = repeated_.insert(repeated_.end(), Repeated());
     }
-    std::vector<uintptr_t> &known = at->addresses;
-    const bool again = at->instruction == fault.instruction &&
-                       std::find(known.begin(), known.end(), fault.address) != known.end();
-    if (!again && (at->instruction != fault.instruction || known.size() == kOperandsMax))
-        known.clear();
-    if (!again) {
-        known.push_back(fault.address);
-        at->instruction = fault.instruction;
-        at->count = 0;
-        at->begin_ns = now;
-        return 0;
-    }
+    if (at->registers != fault.registers || now - at->last_ns > kRestNs)
+        *at = {fault.thread, fault.registers, fault.address, false, 0, now, now};
     ++at->count;
-    return at->count >= kRepeatsMin && now - at->begin_ns >= kForNs ? at->count : 0;
+    at->several |= at->address != fault.address;
+    at->last_ns = now;
+    const bool stuck = at->several && at->count >= kRepeatsMin && now - at->begin_ns >= kForNs;
+    return stuck ? at->count : 0;
 }
 
 void Touches::released()

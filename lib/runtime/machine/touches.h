@@ -71,8 +71,8 @@ public:
     void keep(const stw_view &view);
     std::vector<stw_view> take();  // The caller releases them, then calls released().
     void released();
-    // How often in a row the thread's instruction has faulted at addresses where it has before, if
-    // that goes on for a second: its accesses end each other. 0: it gets on.
+    // How often in a row the thread has faulted with the same registers at several addresses, if
+    // that goes on for a second: the accesses of one instruction end each other. 0: it gets on.
     [[nodiscard]] uint32_t repeats(const MemoryFault &fault);
     // Counts views kept and taken, to detect that a blocking view has ended since.
     [[nodiscard]] uint64_t changes() const { return changes_.load(); }
@@ -80,13 +80,15 @@ public:
 private:
     static constexpr size_t kThreadsMax = 256;
 
-    // The faults of one instruction of a thread.
+    // The last faults of a thread, all with these registers.
     struct Repeated {
         pid_t thread = 0;
-        uintptr_t instruction = 0;
-        std::vector<uintptr_t> addresses;
+        uint64_t registers = 0;
+        uintptr_t address = 0;  // of the first one
+        bool several = false;   // addresses
         uint32_t count = 0;
         uint64_t begin_ns = 0;
+        uint64_t last_ns = 0;
     };
     [[nodiscard]] bool is_served(const stw_tensor *tensor) const STW_REQUIRES(mutex_);
     Status start_thread() STW_REQUIRES(mutex_);

@@ -163,7 +163,7 @@ Status Lifetimes::destroy(TensorId id, Commands &out)
 {
     STW_TRY(may_destroy(id, out));
     Tensor &tensor = tensors_[id];
-    tensor.spec.reads_zero = false;  // nobody will read them; and this allocates nothing
+    tensor.spec.reads_zero = false;  // owed zeros would take memory
     drop_contents(id, out);
     packs_.set_contents(id, Contents::kEmpty);
     tensor.alive = false;

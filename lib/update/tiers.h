@@ -68,8 +68,8 @@ public:
     virtual void miss(TensorId tensor, const Status &cause) = 0;
     // The contents are EMPTY, an error of theirs is gone. After a refusal under the claim.
     virtual void empty(TensorId tensor) = 0;
-    // Asked while a piece of the tensor is out under a claim, or after a refusal under one: nobody
-    // else changes it then.
+    // Asked while a piece of the tensor is out under a claim, or after a refusal under one, so that
+    // the contents do not change.
     virtual Contents contents(TensorId tensor) = 0;
     // Another number after each change of the contents, 0 before the first since it was made or
     // restored. A piece that is out for writing counts as a change when it is released.

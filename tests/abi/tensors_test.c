@@ -275,7 +275,7 @@ TEST(zero_tensors_read_as_zeros_alone_and_in_shared_blocks)
     ok(stw_tensor_destroy(&large, 1));
 }
 
-/* In a block that it shares, whoever empties it. */
+/* The tensor shares its block, and each way to empty it is tried. */
 TEST(zeros_come_back_in_every_way_to_empty_a_tensor)
 {
     stw_runtime *runtime = *state;
@@ -308,7 +308,7 @@ TEST(zeros_come_back_in_every_way_to_empty_a_tensor)
         assert_int_equal(info_of(zero).state, STW_STATE_VALID);
         expect_zeros(runtime, zero, 100);
     }
-    /* A fetch whose views nobody took. */
+    /* A fetch whose views are not collected. */
     tensor_fill_sequence(zero, 100, 3);
     stw_fetch_request request = request_of(zero, STW_WRITE);
     stw_operation *operation = NULL;

@@ -208,7 +208,7 @@ Status Budgets::wait_for_claims(const BudgetChange &change)
     return {};
 }
 
-// What was updated before its verdict keeps the room that setting it back takes.
+// A parameter that was updated before its verdict keeps the room that setting it back takes.
 Status Budgets::check_undo(const BudgetChange &change) const
 {
     const uint32_t tensors = machine_.pipeline->tensors_to_undo();

@@ -121,7 +121,7 @@ try {
     return Status::error(STW_ERROR_MEMORY, "no memory to serve an access without a view");
 }
 
-// What was updated speculatively is read as it is: the thread may have to give the verdict.
+// A speculative update is read before its verdict, which this thread may have to give.
 Status Faults::fetch_touched(const RequestedRange &range, uint32_t owner)
 {
     const Touches::Turn turn(*machine_.touches, range.tensor);

@@ -20,7 +20,7 @@ struct OwnedState {
     uint64_t number = 0;  // of all that the optimizer has made, in their order
 };
 
-// By parameter and name. The names are the library's own, or those of OptimizerBody::custom.
+// The states by parameter and name. The names are the library's, or OptimizerBody::custom's.
 using OwnedStates = std::map<std::pair<residency::TensorId, std::string_view>, OwnedState>;
 
 // The parts of a master that its parameter lacks, see update::Entry. No states of the API.

@@ -187,7 +187,7 @@ Status ViewEnds::end_pinned(const ViewSlot &view, ReleaseHint hint)
     return status.ok() ? errors_.of(tensor->id) : status;
 }
 
-// An error of the tensor is told once more, as with any other release.
+// Returns the error of the tensor, if it has one, as any other release does.
 Status ViewEnds::drop_contents(stw_tensor *tensor, Commands &out, Core &core)
 {
     const Status *failed = errors_.find(tensor->id);

@@ -38,7 +38,7 @@ class KernelSteps(Steps):
         self._unsure: Dict[Record, int] = {}  # without entries as yet, by their step: see look()
         self._steps = 0
         self._masters: Dict[Record, torch.Tensor] = {}  # loaded, for the next update
-        # What the program has given as states: its tensors, which torch would go on writing to.
+        # The tensors that the program has assigned or loaded as states, in which torch would train.
         self._taken: Dict[Tuple[Record, str], "weakref.ref[torch.Tensor]"] = {}
         self.kernel = Kernel(offload.runtime, kind.algorithm(group), kind.hyper(group),
                              name="optimizer", durable=offload.commits is not None,

@@ -61,9 +61,12 @@ enum { /* stw_runtime_options.flags */
                                 early write-back by a plan, the least recently used is evicted
                                 first; stw_step_stats.planned stays 0. To measure the gain of
                                 plans */
-    STW_RUNTIME_FAULT_IN = 32 /* with a device of driver "cpu", without a group: an access to
+    STW_RUNTIME_FAULT_IN = 32, /* with a device of driver "cpu", without a group: an access to
                                  stw_tensor_address() without a view is a fetch, by a handler of
                                  SIGSEGV; see there. Log lines are written on a separate thread */
+    STW_RUNTIME_ROOM_FARTHEST = 64 /* a tensor is refused if the farthest tier that its policy
+                                      allows is full. Without this a nearer one with room takes it,
+                                      for good, and has that much less for views */
 };
 typedef struct stw_runtime_options {
     uint32_t struct_size;

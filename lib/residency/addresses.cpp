@@ -17,7 +17,7 @@ bool Addresses::show_targets(const Fetch &fetch)
 {
     if (aliases_ == nullptr) return true;
     for (const Target &target : fetch.targets) {
-        if (!guards(target.block, target.place)) continue;
+        if (target.home || !guards(target.block, target.place)) continue;
         Replica &here = blocks_.replica(target.block, target.place);
         const Block &block = blocks_[target.block];
         if (!target.moves) {

@@ -18,8 +18,8 @@ Core::Core(Config config)
       outlook_(places_, tensors_, blocks_, packs_, gates_, recency_, transfers_),
       runs_(places_, blocks_, packs_, gates_, recency_, order_, transfers_, occupancy_, victims_,
             evictions_, outlook_),
-      reservation_(places_, blocks_, packs_, addresses_, gates_, order_, transfers_, occupancy_,
-                   victims_, evictions_, outlook_, runs_),
+      reservation_(places_, blocks_, packs_, promises_, addresses_, gates_, order_, transfers_,
+                   occupancy_, victims_, evictions_, outlook_, runs_),
       fills_(places_, tensors_, blocks_, packs_, addresses_, transfers_, occupancy_),
       runner_(places_, tensors_, blocks_, packs_, addresses_, gates_, recency_, order_, occupancy_,
               locks_, fetches_, victims_, write_back_, outlook_, reservation_, fills_),
@@ -332,7 +332,8 @@ uint64_t Core::shrink(PlaceId place, uint32_t blocks, Commands &out)
 void Core::set_budget(PlaceId place, uint32_t blocks, Commands &out)
 {
     places_.set_budget(place, blocks);
-    promises_.move_farther(place);
+    lifetimes_.settle(promises_.move_farther(place), out);
+    packs_.note_homes_changed();
     recency_.wake_all();
     write_back_.wake();
     runner_.advance(out);

@@ -30,7 +30,8 @@ public:
     [[nodiscard]] std::string check() const;
 
     // ---- tensors -------------------------------------------------------------------------------
-    // Reserves room in the farthest allowed tier, so that an accepted tensor can always be stored.
+    // Reserves room in the farthest allowed tier that has some, so that an accepted tensor can always
+    // be stored.
     Result<TensorId> create(TensorSpec spec) { return lifetimes_.create(std::move(spec)); }
     // A tensor whose contents are at nvme already, in the pack of another one if they share a
     // block; the shell then says which of its stored blocks these are. MISMATCH: a tensor of that
@@ -41,6 +42,9 @@ public:
     }
     // Blocks of nvme that may not be reserved: generations keep them of destroyed tensors.
     void withhold(uint32_t blocks) { promises_.withhold(blocks); }
+    // Tensors that are created from now on leave so much room at the place for others to be worked
+    // on.
+    void expect_visits(PlaceId place, uint32_t blocks) { promises_.expect_visits(place, blocks); }
     // BUSY if there are views, fetches or a claim on it; changes nothing then.
     Status destroy(TensorId tensor, Commands &out) { return lifetimes_.destroy(tensor, out); }
     // OK, or the BUSY that destroy() would return.

@@ -59,6 +59,7 @@ void Evictions::start_write_back(BlockId block, PlaceId from, PlaceId to, bool e
     if (there.slot == kNoSlot) {
         there.slot = places_.arena(to).take(block, false, occupancy_.neighbour_slot(block, to));
         order_.count_in(block, to);
+        addresses_.clear(block, to);
     }
     there.filling = true;
     addresses_.hide(block, to);

@@ -134,8 +134,9 @@ void FetchRunner::wait_for(Fetch &fetch, Target &target, Commands &out)
 // One target per block and place, with what all requests together need of it.
 void FetchRunner::build_targets(Fetch &fetch)
 {
-    if (fetch.built_for == fetch.places) return;
+    if (fetch.built_for == fetch.places && fetch.built_at == packs_.homes_changed()) return;
     fetch.built_for = fetch.places;
+    fetch.built_at = packs_.homes_changed();
     fetch.targets.clear();
     size_t blocks = 0;
     for (const Request &request : fetch.asked.requests) {
@@ -165,6 +166,12 @@ void FetchRunner::build_targets(Fetch &fetch)
             target.needs_bytes = !whole_write || (!covers && !is_hint(fetch));
             target.moves = fetch.asked.claim == 0 || pack.shared;
             fetch.targets.push_back(target);
+            if (!packs_.is_guest(pack, target.place)) continue;
+            Target home;
+            home.block = target.block;
+            home.place = pack.promised;
+            home.home = true;
+            fetch.targets.push_back(home);
         }
     }
     const auto before = [](const Target &a, const Target &b) {
@@ -178,6 +185,8 @@ void FetchRunner::build_targets(Fetch &fetch)
         if (last && last->place == target.place && last->block == target.block) {
             last->needs_bytes |= target.needs_bytes;
             last->writes |= target.writes;
+            last->moves |= target.moves;
+            last->home &= target.home;
         } else {
             fetch.targets[kept++] = target;
         }
@@ -214,13 +223,13 @@ bool FetchRunner::finish(FetchId id, Commands &out)
         // A hint to write holds room, and leaves no bytes in it that another fetch could take.
         if (target.writes && !prefetch) {
             occupancy_.keep_older(target.block, out);
+            here.valid = true;
             for (PlaceId other = 0; other < places_.count(); ++other) {
                 if (other != target.place) occupancy_.drop(target.block, other, out);
             }
-            here.valid = true;
             blocks_[target.block].write_failed = false;
         }
-        if (!prefetch) occupancy_.note_use(target.block, target.place);
+        if (!prefetch && !target.home) occupancy_.note_use(target.block, target.place);
         recency_.heat(target.block, target.place);
     }
     for (const Request &request : fetch.asked.requests)
@@ -240,6 +249,10 @@ bool FetchRunner::finish(FetchId id, Commands &out)
     }
     for (const Target &target : fetch.targets) {
         blocks_.let_go(target.block, target.place);
+        // It was kept for bytes, and has its home elsewhere since, or there are none.
+        const Replica &here = blocks_.replica(target.block, target.place);
+        if (target.home && !here.valid && !here.filling && here.holds == 0)
+            occupancy_.drop(target.block, target.place, out);
         victims_.note_evictable(target.block, target.place);
     }
     if (prefetch) addresses_.conceal_asked(fetch);

@@ -8,6 +8,7 @@ namespace stepwell::residency {
 bool Fills::satisfied(const Target &target) const
 {
     const Replica &here = blocks_.replica(target.block, target.place);
+    if (target.home) return true;
     if (here.filling || here.doomed) return false;
     if (target.writes && blocks_[target.block].transfers > 0) return false;
     if (target.wanted_slot != kNoSlot && here.slot != target.wanted_slot) return false;

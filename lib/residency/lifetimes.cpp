@@ -25,6 +25,7 @@ Result<PackId> Lifetimes::new_pack(const TensorSpec &spec, const PackKey &key, b
     pack.blocks = static_cast<uint32_t>(blocks);
     pack.shared = shared;
     pack.agreed = spec.agreed;
+    pack.passing = spec.passing;
     pack.frozen = spec.read_only && !shared;
     pack.key = key;
     if (spec.policy.retention == Retention::kPin) pack.pinned_home = spec.policy.home;
@@ -32,7 +33,7 @@ Result<PackId> Lifetimes::new_pack(const TensorSpec &spec, const PackKey &key, b
     const PackId next = packs_.prepare(pack.blocks);
     PackTable::OpenPacks entry;
     if (open) entry.emplace(key, next);
-    STW_TRY(promises_.make(pack));
+    STW_TRY(promises_.make(pack, next, Promises::Nearer::kAny));
     const PackId id = packs_.take(std::move(pack));
     if (open) packs_.open(std::move(entry));
     return id;
@@ -188,8 +189,7 @@ void Lifetimes::bury(PackId id, Commands &out)
     bool in_flight = false;
     for (BlockId block = pack.first; block < pack.first + pack.blocks; ++block) {
         ++blocks_[block].epoch;
-        for (PlaceId place = 0; place < places_.count(); ++place)
-            occupancy_.drop(block, place, out);
+        occupancy_.drop_all(block, out);
         in_flight |= blocks_[block].transfers > 0;
     }
     if (!in_flight) free_pack(id, out);
@@ -197,9 +197,23 @@ void Lifetimes::bury(PackId id, Commands &out)
 
 void Lifetimes::free_pack(PackId id, Commands &out)
 {
-    promises_.give_back(packs_[id]);
+    const PlaceId place = packs_[id].promised;
+    promises_.give_back(packs_[id], id);
     packs_.give(id);
     out.freed_packs.push_back(id);
+    if (place != kNoPlace) settle(promises_.refill(place), out);
+}
+
+// The room of these packs was promised at another place.
+void Lifetimes::settle(const std::vector<PackId> &moved, Commands &out)
+{
+    for (const PackId id : moved) {
+        occupancy_.free_kept(id, out);
+        const Pack &pack = packs_[id];
+        for (BlockId block = pack.first; block < pack.first + pack.blocks; ++block)
+            recency_.wake(block);
+    }
+    if (!moved.empty()) packs_.note_homes_changed();
 }
 
 // The tensor reads as empty (or zeros) from now on. A shared block keeps the bytes of the others,
@@ -227,8 +241,7 @@ void Lifetimes::drop_contents(TensorId id, Commands &out)
     for (BlockId block = pack.first; block < pack.first + pack.blocks; ++block) {
         ++blocks_[block].epoch;
         blocks_[block].write_failed = false;
-        for (PlaceId place = 0; place < places_.count(); ++place)
-            occupancy_.drop(block, place, out);
+        occupancy_.drop_all(block, out);
     }
 }
 
@@ -262,18 +275,20 @@ Status Lifetimes::set_policy(TensorId id, const Policy &policy)
                              tensor_text(tensor.spec.name).c_str());
     }
     recency_.wake_all();
-    promises_.give_back(pack);
+    promises_.give_back(pack, tensor.pack);
     const PackKey before = pack.key;
     const PlaceId promised = pack.promised;
     const PlaceId promised_home = pack.promised_home;
     order_.rerank(tensor.pack, [&] { pack.key.policy = policy; });
-    Status status = promises_.make(pack);
+    Status status = promises_.make(pack, tensor.pack, Promises::Nearer::kAsBefore);
     if (!status.ok()) {
         order_.rerank(tensor.pack, [&] { pack.key = before; });
-        promises_.keep(pack, promised, promised_home);  // nobody took the room meanwhile
+        promises_.keep(pack, tensor.pack, promised, promised_home);  // nobody took the room
         return status;
     }
     pack.pinned_home = policy.retention == Retention::kPin ? policy.home : kNoPlace;
+    Commands none;  // slots of nvme are not kept for bytes elsewhere
+    settle({tensor.pack}, none);
     // It keeps the block for itself: tensors of the new policy may have another one open.
     packs_.close(before, tensor.pack);
     tensor.spec.policy = policy;
@@ -288,12 +303,12 @@ Status Lifetimes::freeze(TensorId id, bool frozen)
         const PlaceId promised = pack.promised;
         const PlaceId promised_home = pack.promised_home;
         recency_.wake_all();
-        promises_.give_back(pack);
+        promises_.give_back(pack, tensor.pack);
         pack.frozen = frozen;
-        Status status = promises_.make(pack);
+        Status status = promises_.make(pack, tensor.pack, Promises::Nearer::kAsBefore);
         if (!status.ok()) {
             pack.frozen = !frozen;
-            promises_.keep(pack, promised, promised_home);
+            promises_.keep(pack, tensor.pack, promised, promised_home);
             return status;
         }
     }

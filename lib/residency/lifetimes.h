@@ -36,6 +36,7 @@ public:
     Status destroy(TensorId tensor, Commands &out);
     Status may_destroy(TensorId tensor, Commands &out);
     void free_pack(PackId pack, Commands &out);
+    void settle(const std::vector<PackId> &moved, Commands &out);
 
     Status discard(TensorId tensor, Commands &out);
     void drop_contents(TensorId tensor, Commands &out);

@@ -81,6 +81,7 @@ struct Pack {
     bool dead = false;  // without tensors; waits for its last transfer
     bool agreed = false;
     bool frozen = false;  // written once: of what is durable no second copy comes
+    bool passing = false;  // see TensorSpec
     Advice advice = Advice::kNormal;
     PlaceId promised = kNoPlace;
     PlaceId promised_home = kNoPlace;  // of what is pinned there, unless it is the same
@@ -162,6 +163,7 @@ struct Target {
     bool writes = false;
     bool started = false;
     bool waiting = false;
+    bool home = false;           // only the slot, for bytes that are worked on at another place
     bool moves = false;          // is seen at its address from the grant on, if aliases decide that
     Slot wanted_slot = kNoSlot;  // of a run
     uint32_t tried = 0;          // sources that failed, a bit per place
@@ -196,7 +198,8 @@ struct Fetch {
     Status error;
     std::vector<PlaceId> places;     // resolved, per request
     std::vector<Target> targets;     // sorted by place and block, each once
-    std::vector<PlaceId> built_for;  // the places that the targets are of
+    std::vector<PlaceId> built_for;  // the places that the targets are of ...
+    uint64_t built_at = 0;           // ... and PackTable::homes_changed() then
 
     // A new fetch that keeps the memory of the vectors.
     void begin_anew(FetchId now)

@@ -72,7 +72,7 @@ void Occupancy::settle_target(const Flight &flight, bool ok, Commands &out)
     const bool no_bytes =
         transfer.kind == TransferKind::kMap || packs_.is_worthless(transfer.block);
     if (ok && unwanted && no_bytes && !flight.writes_back) {
-        free_slot(transfer.block, transfer.to, out);  // the fetch was undone meanwhile
+        drop(transfer.block, transfer.to, out);  // the fetch was undone meanwhile
         return;
     }
     if (ok) {
@@ -91,7 +91,7 @@ void Occupancy::settle_target(const Flight &flight, bool ok, Commands &out)
         return;
     }
     const bool wanted = here.holds > 0 || here.pins > 0 || here.valid;
-    if (!wanted && here.reads == 0) free_slot(transfer.block, transfer.to, out);
+    if (!wanted && here.reads == 0) drop(transfer.block, transfer.to, out);
 }
 
 void Occupancy::settle_source(const Flight &flight, bool ok, Commands &out)
@@ -136,8 +136,32 @@ void Occupancy::drop(BlockId id, PlaceId place, Commands &out)
         here.doomed = true;
         return;
     }
-    if (here.holds > 0 || here.pins > 0) return;
+    if (here.holds > 0 || here.pins > 0 || packs_.awaits_bytes(id, place)) return;
     free_slot(id, place, out);
+}
+
+// At all places: the slot that is kept for its bytes last.
+void Occupancy::drop_all(BlockId block, Commands &out)
+{
+    const PlaceId home = packs_[blocks_[block].pack].promised;
+    for (PlaceId place = 0; place < places_.count(); ++place) {
+        if (place != home) drop(block, place, out);
+    }
+    if (home != kNoPlace) drop(block, home, out);
+}
+
+// Its room is promised at another place from now on: slots that were kept for bytes are free.
+void Occupancy::free_kept(PackId id, Commands &out)
+{
+    const Pack &pack = packs_[id];
+    for (BlockId block = pack.first; block < pack.first + pack.blocks; ++block) {
+        for (PlaceId place = 0; place < places_.count(); ++place) {
+            const Replica &here = blocks_.replica(block, place);
+            const bool idle = here.reads == 0 && !here.filling && here.pins == 0;
+            const bool kept = here.slot != kNoSlot && !here.valid && !here.doomed;
+            if (kept && idle && !places_.is_nvme(place)) drop(block, place, out);
+        }
+    }
 }
 
 void Occupancy::evict(BlockId block, PlaceId place, Commands &out)

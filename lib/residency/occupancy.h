@@ -37,6 +37,8 @@ public:
     void hold(BlockId block, PlaceId place);
     void note_leaving(BlockId block, PlaceId place);
     void drop(BlockId block, PlaceId place, Commands &out);
+    void drop_all(BlockId block, Commands &out);
+    void free_kept(PackId pack, Commands &out);
     void evict(BlockId block, PlaceId place, Commands &out);  // drops, and counts it
     void keep_older(BlockId block, Commands &out);
 

@@ -15,6 +15,17 @@ uint64_t PackTable::bytes_used(BlockId block) const
     return std::min(places_.block_bytes(), pack.used_bytes - begin);
 }
 
+bool PackTable::awaits_bytes(BlockId block, PlaceId place) const
+{
+    const Pack &pack = packs_[blocks_[block].pack];
+    if (pack.dead || !is_home(pack, place)) return false;
+    for (PlaceId other = 0; other < places_.count(); ++other) {
+        const Replica &there = blocks_.replica(block, other);
+        if (other != place && (there.valid || there.filling) && !there.doomed) return true;
+    }
+    return false;
+}
+
 // The tensor has no contents and nobody is writing it: the replica holds zeros, or nothing.
 bool PackTable::is_worthless(BlockId block) const
 {

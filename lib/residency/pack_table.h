@@ -49,6 +49,33 @@ public:
     [[nodiscard]] SlotRun run_of(BlockId block, PlaceId place) const;
     [[nodiscard]] uint64_t bytes_used(BlockId block) const;
 
+    // Its room is promised here, and at no place that is as far or farther. Its blocks do not leave,
+    // and keep their slots while their bytes are worked on at another place: so they can always
+    // return, whatever fills both places.
+    [[nodiscard]] bool is_home(const Pack &pack, PlaceId place) const
+    {
+        return pack.promised == place && (pack.key.policy.allowed & places_.beyond(place)) != 0;
+    }
+    // It is pinned here, or here is its home, and there are bytes that it is for.
+    [[nodiscard]] bool never_leaves(BlockId block, PlaceId place) const
+    {
+        const Pack &pack = packs_[blocks_[block].pack];
+        if (pack.pinned_home == place) return true;
+        if (!is_home(pack, place)) return false;
+        const bool has_bytes = blocks_.replica(block, place).valid && !is_worthless(block);
+        return has_bytes || awaits_bytes(block, place);
+    }
+    // It is at home at another place, and may return there whenever it is not in use.
+    [[nodiscard]] bool is_guest(const Pack &pack, PlaceId place) const
+    {
+        return pack.promised != place && pack.promised != kNoPlace && is_home(pack, pack.promised);
+    }
+    // The slot is kept for bytes that are at another place, or on their way there.
+    [[nodiscard]] bool awaits_bytes(BlockId block, PlaceId place) const;
+    // Counts the changes of homes, so that a waiting fetch knows when to look at them again.
+    [[nodiscard]] uint64_t homes_changed() const { return homes_changed_; }
+    void note_homes_changed() { ++homes_changed_; }
+
     void set_contents(TensorId tensor, Contents contents);
     [[nodiscard]] bool is_worthless(BlockId block) const;
     // The newest bytes are somewhere else too, or there are none.
@@ -73,6 +100,7 @@ private:
     Table<Pack> packs_;
     std::vector<PackId> free_;
     OpenPacks open_;
+    uint64_t homes_changed_ = 0;
 };
 
 }  // namespace stepwell::residency

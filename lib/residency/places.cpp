@@ -22,6 +22,19 @@ Places::Places(Config config) : config_(std::move(config))
             Arena(wanted.blocks, wanted.whole_blocks, wanted.tier == Tier::kNvme, wanted.maps);
     }
     budgets_before_.fill(kNone);
+    look_beyond();
+}
+
+void Places::look_beyond()
+{
+    for (PlaceId place = 0; place < count_; ++place) {
+        beyond_[place] = 0;
+        for (PlaceId other = 0; other < count_; ++other) {
+            const bool far = config_.places[other].tier >= config_.places[place].tier;
+            if (other != place && far && (is_open(other) || is_shrinking(other)))
+                beyond_[place] |= 1u << other;
+        }
+    }
 }
 
 void Places::set_budget(PlaceId place, uint32_t blocks)
@@ -29,6 +42,7 @@ void Places::set_budget(PlaceId place, uint32_t blocks)
     STW_ASSERT(blocks <= arenas_[place].slots());
     budgets_before_[place] = kNone;
     arenas_[place].set_budget(blocks);
+    look_beyond();
 }
 
 std::vector<Slot> Places::next_bare(PlaceId place, uint32_t n) const

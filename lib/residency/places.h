@@ -35,6 +35,9 @@ public:
     {
         return config_.places[place].tier == Tier::kNvme;
     }
+    // The other places with a budget that are as far or farther, a bit each. One that shrinks is
+    // among them until the change has ended.
+    [[nodiscard]] uint32_t beyond(PlaceId place) const { return beyond_[place]; }
     // Blocks are usually of a power of two, and a division is expensive.
     [[nodiscard]] uint32_t block_index(uint64_t offset) const
     {
@@ -47,7 +50,7 @@ public:
     void begin_shrink(PlaceId place, uint32_t blocks)
     {
         budgets_before_[place] = arenas_[place].budget();
-        arenas_[place].set_budget(blocks);
+        arenas_[place].set_budget(blocks);  // what is beyond another place changes at its end
     }
     void set_budget(PlaceId place, uint32_t blocks);
     [[nodiscard]] bool is_shrinking(PlaceId place) const { return budgets_before_[place] != kNone; }
@@ -59,11 +62,14 @@ public:
     std::vector<Slot> make_backed(PlaceId place, uint32_t n);
 
 private:
+    void look_beyond();
+
     Config config_;
     PlaceId count_ = 0;         // as many as the config has
     uint32_t block_shift_ = 0;  // of block_bytes; 0: not a power of two
     std::array<Arena, kPlacesMax> arenas_;
     std::array<uint32_t, kPlacesMax> budgets_before_{};  // kNone: it does not shrink
+    std::array<uint32_t, kPlacesMax> beyond_{};
 };
 
 }  // namespace stepwell::residency

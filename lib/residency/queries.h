@@ -52,6 +52,11 @@ public:
                (tensors_[tensor].spec.policy.allowed & (1u << place)) != 0;
     }
     // Room is reserved for it there, whatever happens to budgets.
+    // Where its room is promised; kNoPlace: it is a gathered whole.
+    [[nodiscard]] PlaceId promised_place(TensorId tensor) const
+    {
+        return packs_[tensors_[tensor].pack].promised;
+    }
     [[nodiscard]] bool is_promised_at(TensorId tensor, PlaceId place) const
     {
         return packs_[tensors_[tensor].pack].promised == place;
@@ -109,6 +114,11 @@ public:
     [[nodiscard]] uint64_t budget_blocks(PlaceId place) const
     {
         return places_.arena(place).budget();
+    }
+    // Of the budget, without what tensors at home there keep that found no room farther.
+    [[nodiscard]] uint64_t passing_blocks(PlaceId place) const
+    {
+        return budget_blocks(place) - promises_.displaced(place);
     }
     [[nodiscard]] uint64_t used_blocks(PlaceId place) const { return places_.arena(place).used(); }
     [[nodiscard]] uint64_t metadata_bytes() const;

@@ -58,6 +58,8 @@ Room Reservation::try_reserve(Fetch &fetch, Blocked &blocked, Commands &out)
         const bool whole = packs_[blocks_[target.block].pack].agreed;
         ++(whole ? needed_whole : needed)[target.place];
     }
+    for (PlaceId place = 0; place < places_.count() && result == Room::kTaken; ++place)
+        result = admit_guests(fetch, place, out);
     for (PlaceId place = 0; place < places_.count() && result == Room::kTaken; ++place) {
         if (needed[place] + needed_whole[place] == 0) continue;
         if (blocked[place]) {
@@ -89,8 +91,11 @@ void Reservation::take_room(Fetch &fetch, Commands &out)
         here.slot = target.wanted_slot;
         order_.count_in(target.block, target.place);
     }
+    std::array<uint32_t, kPlacesMax> visiting{};
     for (const Target &target : fetch.targets) {
         Replica &here = blocks_.replica(target.block, target.place);
+        const Pack &pack = packs_[blocks_[target.block].pack];
+        visiting[target.place] += pack.promised != target.place && !pack.agreed;
         if (here.slot == kNoSlot) {
             const bool whole = packs_[blocks_[target.block].pack].agreed;
             const Slot near = occupancy_.neighbour_slot(target.block, target.place);
@@ -103,6 +108,46 @@ void Reservation::take_room(Fetch &fetch, Commands &out)
         }
         occupancy_.hold(target.block, target.place);
     }
+    for (PlaceId place = 0; place < places_.count(); ++place)
+        promises_.expect_visits(place, visiting[place]);
+}
+
+// Blocks that are at home elsewhere take only room that is promised to no tensor, since nothing else
+// ensures that what is promised can be stored while they are in use. Others of them make way.
+Room Reservation::admit_guests(Fetch &fetch, PlaceId place, Commands &out)
+{
+    uint32_t coming = 0;
+    for (const Target &target : fetch.targets) {
+        const Pack &pack = packs_[blocks_[target.block].pack];
+        const bool guest = target.place == place && packs_.is_guest(pack, place);
+        coming += guest && blocks_.replica(target.block, place).slot == kNoSlot;
+    }
+    if (coming == 0) return Room::kTaken;
+    const uint32_t room = promises_.left(place);
+    if (coming > room) return outlook_.fall_short(fetch, place, Room::kNever);
+    const auto guests = [&] {
+        uint32_t count = 0;
+        for (Slot slot = 0; slot < places_.arena(place).slots(); ++slot) {
+            const BlockId owner = places_.arena(place).owner(slot);
+            count += owner != kNone && packs_.is_guest(packs_[blocks_[owner].pack], place);
+        }
+        return count;
+    };
+    uint32_t stay = guests();
+    bool leaving = false;
+    for (Slot slot = 0; slot < places_.arena(place).slots() && stay + coming > room; ++slot) {
+        const BlockId owner = places_.arena(place).owner(slot);
+        if (owner == kNone || !packs_.is_guest(packs_[blocks_[owner].pack], place)) continue;
+        if (blocks_.is_own(owner, place, fetch)) continue;
+        const bool leaves =
+            blocks_.replica(owner, place).evicting || evictions_.start(owner, place, out);
+        stay -= leaves;
+        leaving |= leaves;
+    }
+    if (guests() + coming <= room) return Room::kTaken;
+    if (leaving || outlook_.room_will_come(place)) return Room::kComing;
+    static_cast<void>(outlook_.pinned_blocks(place, false, &fetch));  // sees those in gates
+    return outlook_.fall_short(fetch, place, outlook_.stuck_or_never());
 }
 
 Room Reservation::make_room(Fetch &fetch, PlaceId place, uint32_t needed, bool whole, Commands &out)

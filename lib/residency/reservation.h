@@ -3,19 +3,21 @@
 // to. Owns nothing.
 #pragma once
 
+#include "lib/residency/promises.h"
 #include "lib/residency/run_planner.h"
 
 namespace stepwell::residency {
 
 class Reservation {
 public:
-    Reservation(Places &places, BlockTable &blocks, const PackTable &packs, Addresses &addresses,
-                Gates &gates, VictimOrder &order, TransferTable &transfers, Occupancy &occupancy,
-                Victims &victims, Evictions &evictions, const RoomOutlook &outlook,
-                RunPlanner &runs)
+    Reservation(Places &places, BlockTable &blocks, const PackTable &packs, Promises &promises,
+                Addresses &addresses, Gates &gates, VictimOrder &order, TransferTable &transfers,
+                Occupancy &occupancy, Victims &victims, Evictions &evictions,
+                const RoomOutlook &outlook, RunPlanner &runs)
         : places_(places),
           blocks_(blocks),
           packs_(packs),
+          promises_(promises),
           addresses_(addresses),
           gates_(gates),
           order_(order),
@@ -33,6 +35,7 @@ public:
 private:
     [[nodiscard]] bool is_behind(const Fetch &fetch, const Blocked &blocked) const;
     Room try_reserve(Fetch &fetch, Blocked &blocked, Commands &out);
+    Room admit_guests(Fetch &fetch, PlaceId place, Commands &out);
     Room make_room(Fetch &fetch, PlaceId place, uint32_t needed, bool whole, Commands &out);
     void take_room(Fetch &fetch, Commands &out);
     Room let_mover_leave(const Fetch &fetch, PlaceId place, Commands &out);
@@ -40,6 +43,7 @@ private:
     Places &places_;
     BlockTable &blocks_;
     const PackTable &packs_;
+    Promises &promises_;
     Addresses &addresses_;
     Gates &gates_;
     VictimOrder &order_;

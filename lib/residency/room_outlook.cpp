@@ -107,7 +107,7 @@ uint32_t RoomOutlook::pinned_blocks(PlaceId place, bool whole, const Fetch *exce
         if (except && blocks_.is_own(block, place, *except)) continue;
         const Pack &pack = packs_[blocks_[block].pack];
         if (pack.agreed != whole) continue;
-        count += gates_.is_pinned(block, place) || pack.pinned_home == place;
+        count += gates_.is_pinned(block, place) || packs_.never_leaves(block, place);
     }
     return count;
 }
@@ -126,7 +126,7 @@ bool RoomOutlook::are_more_pinned(PlaceId place, bool whole, const Fetch &fetch,
         if (pack.agreed != whole) continue;
         --unseen;
         if (blocks_.is_own(block, place, fetch)) continue;
-        pinned += gates_.is_pinned(block, place) || pack.pinned_home == place;
+        pinned += gates_.is_pinned(block, place) || packs_.never_leaves(block, place);
     }
     return pinned > most;
 }
@@ -146,6 +146,7 @@ Status RoomOutlook::budget_refusal(const Fetch &fetch, PlaceId place, uint32_t n
     const Arena &arena = places_.arena(place);
     const bool whole = asks_for_wholes(fetch, place);
     uint64_t pinned = 0;
+    uint64_t at_home = 0;
     uint64_t others = 0;
     bool failed = false;
     for (BlockId at = recency_.coldest(place); at != kNone;
@@ -153,11 +154,13 @@ Status RoomOutlook::budget_refusal(const Fetch &fetch, PlaceId place, uint32_t n
         const Pack &pack = packs_[blocks_[at].pack];
         failed |= blocks_[at].write_failed;
         if (pack.agreed != whole || blocks_.is_own(at, place, fetch)) continue;
-        ++(gates_.is_pinned(at, place) || pack.pinned_home == place ? pinned : others);
+        ++(gates_.is_pinned(at, place)            ? pinned
+           : packs_.never_leaves(at, place) ? at_home
+                                              : others);
     }
     const uint64_t budget = whole ? arena.whole_slots() : arena.budget();
     const uint64_t kept = whole ? 0 : arena.whole_slots();
-    const uint64_t taken = kept + pinned + others;
+    const uint64_t taken = kept + pinned + at_home + others;
     const uint64_t left = budget > taken ? budget - taken : 0;
     const uint64_t aside = whole || budget == 0 ? 0 : places_[place].aside_bytes;
     const std::string &name = tensors_[fetch.asked.requests.front().tensor].spec.name;
@@ -173,6 +176,7 @@ Status RoomOutlook::budget_refusal(const Fetch &fetch, PlaceId place, uint32_t n
         sum_text({{aside, "for staging and scratch"},
                   {kept * block, "for gathered wholes"},
                   {pinned * block, "pinned by open views"},
+                  {at_home * block, "of tensors that have their room here alone"},
                   {others * block, "of other tensors"},
                   {left * block, "free or its own"}})
             .c_str(),

@@ -26,13 +26,15 @@ Room RunPlanner::plan_all(Fetch &fetch, bool tight, const Blocked &blocked, Comm
         size_t end = i + 1;
         while (end < fetch.targets.size() && fetch.targets[end].place == first->place &&
                fetch.targets[end].block == fetch.targets[end - 1].block + 1 &&
+               fetch.targets[end].home == first->home &&
                blocks_[fetch.targets[end].block].pack == blocks_[first->block].pack) {
             ++end;
         }
         const uint32_t count = static_cast<uint32_t>(end - i);
         i = end;
-        // There are no views of nvme: blocks that are wanted there need no run.
-        const bool anywhere = places_[first->place].maps || places_.is_nvme(first->place);
+        // There are no views of nvme, nor of slots that are kept: they need no run.
+        const bool anywhere =
+            places_[first->place].maps || places_.is_nvme(first->place) || first->home;
         if (anywhere || count == 1) continue;
         if (run_lies(first, count)) continue;
         if (blocked[first->place] || transfers_.is_rearranging(first->place)) return Room::kComing;
@@ -192,7 +194,7 @@ bool RunPlanner::may_move(BlockId block, PlaceId place) const
     const Replica &here = blocks_.replica(block, place);
     if (here.slot == kNoSlot || here.pins || here.holds || here.reads || here.filling) return false;
     if (here.doomed || here.evicting || packs_[blocks_[block].pack].agreed) return false;
-    return here.valid && !gates_.is_pinned(block, place);
+    return (here.valid || packs_.awaits_bytes(block, place)) && !gates_.is_pinned(block, place);
 }
 
 // The fetch fits beside all that cannot leave the place; otherwise blocks would change slots
@@ -228,6 +230,12 @@ bool RunPlanner::start_move(const Fetch &fetch, BlockId block, PlaceId place, Sl
     }
     if (to == kNoSlot || arena.free() == 0 || !gates_.try_close_all(block, place)) return false;
     Replica &here = blocks_.replica(block, place);
+    if (!here.valid) {  // nothing is in it
+        places_.arena(place).give(here.slot, false);
+        occupancy_.take_slot(place, block, false, to, out);
+        here.slot = to;
+        return true;
+    }
     Transfer transfer;
     transfer.block = block;
     transfer.kind = TransferKind::kRelocate;

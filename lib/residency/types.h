@@ -51,6 +51,7 @@ struct Config {
     uint32_t tensors_max = 131072;
     uint32_t writebacks_max = 16;  // in flight at once
     uint32_t durable_copies = 1;   // of a durable tensor's blocks, promised at nvme
+    bool room_farthest = false;    // no room is promised in a place before the farthest
     std::vector<PlaceConfig> places;
 };
 
@@ -80,6 +81,7 @@ struct TensorSpec {
     bool read_only = false;
     bool agreed = false;      // a gathered whole: leaves only when told to (see lib/gathering)
     bool no_packing = false;  // a block of its own even when small
+    bool passing = false;     // of the library, for a while: refused where the farthest place is full
     bool guarded = false;     // its address may be touched without a view, see aliases.h
     bool durable = false;     // generations have it: it shares blocks with such alone
     Policy policy;

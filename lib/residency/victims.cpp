@@ -14,11 +14,13 @@ constexpr uint32_t kVisitedMax = 4096;       // blocks looked at in an order, pe
 
 }  // namespace
 
-// The nvme place stores only packs that it is promised to.
+// No farther than where its room is promised: others have what is there. The nvme place stores only
+// packs that it is promised to.
 bool Victims::may_rest(const Pack &pack, PlaceId place) const
 {
     if (!places_.is_open(place) || !(pack.key.policy.allowed & (1u << place))) return false;
-    return !places_.is_nvme(place) || pack.promised == place;
+    if (places_.is_nvme(place)) return pack.promised == place;
+    return pack.promised == kNoPlace || places_[place].tier <= places_[pack.promised].tier;
 }
 
 // To the nearer tier, or the other device, where its room is promised and free now.
@@ -54,7 +56,8 @@ bool Victims::is_movable(BlockId block, PlaceId place, const Fetch *fetch) const
     const Block &at = blocks_[block];
     const Pack &pack = packs_[at.pack];
     if (here.slot == kNoSlot || here.pins || here.holds || here.reads || here.filling) return false;
-    if (here.doomed || here.evicting || pack.agreed || pack.pinned_home == place) return false;
+    if (here.doomed || here.evicting || pack.agreed || packs_.never_leaves(block, place))
+        return false;
     if (fetch && blocks_.is_own(block, place, *fetch)) return false;
     if (fetch && here.fresh && is_blind_hint(*fetch)) return false;
     const bool drains = !at.write_failed && can_drain(block, pack, place);
@@ -151,7 +154,7 @@ void Victims::note_evictable(BlockId block, PlaceId place)
 bool Victims::rests(BlockId block, PlaceId place) const
 {
     const Pack &pack = packs_[blocks_[block].pack];
-    if (pack.agreed || pack.pinned_home == place) return true;
+    if (pack.agreed || packs_.never_leaves(block, place)) return true;
     if (pack.with_contents == 0 || (pack.promised != place && pack.promised != kNoPlace))
         return false;
     return !can_drain(block, pack, place) && !packs_.is_duplicate(block, place);
@@ -179,7 +182,7 @@ std::string Victims::check() const
 bool Victims::stays(BlockId block, PlaceId place) const
 {
     const Pack &pack = packs_[blocks_[block].pack];
-    if (pack.agreed || pack.pinned_home == place) return true;
+    if (pack.agreed || packs_.never_leaves(block, place)) return true;
     return !can_drain(block, pack, place) && !packs_.is_duplicate(block, place);
 }
 

@@ -209,4 +209,89 @@ TEST(tensors_larger_than_the_near_tiers_are_used_by_ranges)
     }
 }
 
+/* Room is the sum of the tiers, less what moving needs: tensors of 1 MiB until one is refused. All
+ * of them are written at each tier in turn, so that most change places. */
+static void expect_room(machine wanted, uint32_t least)
+{
+    enum { MOST = 200, ELEMENTS = MIB / 4 };
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_tensor *tensors[MOST];
+    char name[16];
+    uint32_t made = 0;
+    for (; made < MOST; ++made) {
+        snprintf(name, sizeof name, "t%u", made);
+        stw_tensor_spec spec = spec_f32(name, ELEMENTS);
+        if (stw_tensor_create(runtime, &spec, 1, &tensors[made]) != STW_OK) break;
+        tensor_fill_sequence(tensors[made], ELEMENTS, (float)made);
+    }
+    assert_non_null(strstr(stw_last_error(), "cannot promise room"));
+    assert_in_range(made, least, MOST);
+    for (uint32_t round = 0; round < 4; ++round) {
+        for (uint32_t i = 0; i < made; ++i) {
+            const uint32_t at = round % 2 == 0 ? made - 1 - i : i;
+            stw_fetch_request request = request_of(tensors[at], STW_READ_WRITE);
+            request.tier = round % 2 == 0 ? STW_TIER_DEVICE : STW_TIER_HOST;
+            stw_view view;
+            ok(stw_fetch(runtime, NULL, &request, 1, &view));
+            float *values = view.pointer;
+            assert_float(values[ELEMENTS - 1], (float)(at + round + ELEMENTS - 1));
+            for (uint32_t k = 0; k < ELEMENTS; ++k) values[k] += 1.0f;
+            view_put(&view);
+        }
+    }
+    for (uint32_t i = 0; i < made; ++i) tensor_expect_sequence(tensors[i], ELEMENTS, (float)i + 4);
+    machine_close(runtime);
+}
+
+TEST(room_is_the_sum_of_the_tiers)
+{
+    enum { PER_MIB = MIB / BLOCK };
+    machine wanted = {.device_blocks = 64 * PER_MIB, .host_blocks = 64 * PER_MIB};
+    wanted.nvme_blocks = 32 * PER_MIB;
+    expect_room(wanted, 150);
+    wanted.host_blocks = 16 * PER_MIB, wanted.nvme_blocks = 0;
+    expect_room(wanted, 72);
+    wanted.device_driver = "cpu-discrete"; /* whose staging is a part of the host tier's budget */
+    expect_room(wanted, 72);
+}
+
+/* The states of an optimizer find room at any tier, and each tier keeps what an update works on. */
+TEST(updates_work_in_tiers_that_are_full)
+{
+    enum { ELEMENTS = BLOCK / 4, MOST = 64 };
+    machine wanted = {.device_blocks = 48, .host_blocks = 64, .nvme_blocks = 32};
+    for (int discrete = 0; discrete < 2; ++discrete) {
+        wanted.device_driver = discrete ? "cpu-discrete" : NULL;
+        stw_runtime *runtime = machine_open(&wanted);
+        stw_optimizer *optimizer = optimizer_make(runtime, STW_OPTIMIZER_ADAMW);
+        stw_tensor *tensors[2 * MOST];
+        char name[16];
+        int made = 0;
+        for (; made < MOST; ++made) {
+            stw_optimizer_entry entry = STW_OPTIMIZER_ENTRY_INIT;
+            stw_tensor_spec specs[2];
+            snprintf(name, sizeof name, "p%d", made);
+            specs[0] = spec_f32(name, ELEMENTS), specs[0].role = STW_ROLE_PARAM;
+            specs[1] = spec_f32(NULL, ELEMENTS), specs[1].role = STW_ROLE_GRAD;
+            if (stw_tensor_create(runtime, specs, 2, &tensors[2 * made]) != STW_OK) break;
+            tensor_fill_sequence(tensors[2 * made], ELEMENTS, 1);
+            ok(stw_tensor_fill(tensors[2 * made + 1], 1.0, NULL));
+            entry.parameter = tensors[2 * made], entry.gradient = tensors[2 * made + 1];
+            if (stw_optimizer_add(optimizer, &entry, 1) != STW_OK) break;
+        }
+        assert_true(made >= 24);
+        for (int step = 0; step < 3; ++step) ok(stw_optimizer_step(optimizer, NULL, NULL));
+        ok(stw_runtime_drain(runtime, 0));
+        /* All began alike and had the same gradient. */
+        static float first[ELEMENTS], each[ELEMENTS];
+        ok(stw_tensor_read(tensors[0], first, NULL));
+        assert_true(first[0] < 1 && first[0] > 0.5f);
+        for (int i = 1; i < made; ++i) {
+            ok(stw_tensor_read(tensors[2 * i], each, NULL));
+            assert_memory_equal(each, first, sizeof each);
+        }
+        machine_close(runtime);
+    }
+}
+
 RUN_TESTS("policies", NULL, NULL)

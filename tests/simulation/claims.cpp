@@ -52,7 +52,7 @@ void Program::keep_older(const Claim &claim)
     if (machine_.core.blocks_of(id).shares || random_.chance(50)) return;
     TensorSpec spec = tensor.spec;
     spec.reads_zero = false;
-    spec.no_packing = true;
+    spec.no_packing = spec.passing = true;
     const Result<TensorId> made = machine_.core.create(spec);
     if (!made.ok()) return;
     const TensorId older = made.value();

@@ -78,7 +78,9 @@ bool Model::place_is_short(const FetchAsked &asked, PlaceId place, bool agreed) 
     uint64_t longest = 0;
     for (const Request &request : asked.requests) {
         const ModelTensor &tensor = tensors.at(request.tensor);
-        if (request.place != place || tensor.spec.agreed != agreed) continue;
+        // Where a tensor is at home, it keeps its slots while it is worked on elsewhere.
+        const bool home = machine_.core.is_promised_at(request.tensor, place);
+        if ((request.place != place && !home) || tensor.spec.agreed != agreed) continue;
         const uint64_t begin = tensor.pack_offset + request.byte_begin;
         const uint64_t first = begin / kBlockBytes;
         const uint64_t last = (begin + request.byte_count - 1) / kBlockBytes;

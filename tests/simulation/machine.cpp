@@ -334,8 +334,9 @@ void Machine::complete(TransferId id, bool more)
     }
     Status status;
     if (flight.fails) {
-        const bool write =
-            config_.places[transfer.to].tier == Tier::kNvme || transfer.to > transfer.from;
+        const bool returns =
+            transfer.tensor != kNone && core.is_promised_at(transfer.tensor, transfer.to);
+        const bool write = returns || transfer.to > transfer.from;
         if (write) write_faults++;
         hurt_packs_.insert(flight.transfer.pack);
         status =

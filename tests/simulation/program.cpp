@@ -33,6 +33,7 @@ Program::Program(const Options &options, Random &random, Journal &journal)
     }
     machine_.faults = setup_.faults;
     journal_.line("%s", describe(setup_).c_str());
+    for (uint32_t i = 0; setup_.full && i < kTensorsMax; ++i) create();
 }
 
 void Program::count(Outcome &outcome) const

@@ -66,6 +66,13 @@ Setup choose_setup(const Options &options, Random &random)
     nvme.tier = Tier::kNvme;
     nvme.blocks = has_nvme ? static_cast<uint32_t>(random.between(12, 100)) : 0;
     config.places.push_back(nvme);
+    // Of numbers of their own, as aliases below.
+    Random full(options.seed ^ 0x66756c6c);
+    setup.full = full.chance(25);
+    for (PlaceConfig &place : config.places) {
+        if (!setup.full || place.blocks == 0) continue;
+        place.blocks = place.whole_blocks + static_cast<uint32_t>(full.between(3, 9));
+    }
 
     for (PlaceId place = 0; place < config.places.size(); place++) {
         const PlaceConfig &at = config.places[place];

@@ -15,6 +15,7 @@ struct Setup {
     uint32_t viewable = 0;    // bits of those where a view can be
     uint32_t cpu = 0;         // bits of those the CPU can work on
     PlaceId farthest = kNoPlace;
+    bool full = false;             // tensors fill the tiers, and some are at home in a near one
     bool aliases = false;          // touches without a view are served, at devices
     std::vector<Policy> policies;  // a few, so that small tensors share blocks
 };

@@ -57,6 +57,9 @@ class Runtime(Fetches, Generations):
     fetches the tensor, by a SIGSEGV handler; enable faulthandler before the open. A separate thread
     then passes on log lines, with a delay.
 
+    room_farthest: a tensor is refused where the farthest tier that its policy allows is full, even
+    if a nearer one has room.
+
     store_name: durable tensors persist, in files of that name in the directories of nvme. resume:
     True for the newest generation, or the number of one; overwrite: an existing store is deleted,
     with resume only if there is nothing to resume. generations_kept: at most 7, 0 for 2; a durable
@@ -73,6 +76,7 @@ class Runtime(Fetches, Generations):
                  metadata_bytes: int = 0, host_scratch_bytes: int = 0,
                  profile: Union[str, "os.PathLike[str]", None] = None,
                  probe: bool = True, plan: bool = True, fault_in: bool = False,
+                 room_farthest: bool = False,
                  group: Optional[Group] = None, whole_bytes: int = 0,
                  node_host_bytes: int = 0, replica_group: Optional[Group] = None,
                  store_name: Optional[str] = None, resume: Resume = False,
@@ -112,7 +116,8 @@ class Runtime(Fetches, Generations):
             profile_path=None if profile is None else os.fsencode(profile),
             flags=ways | (0 if probe else _abi.STW_RUNTIME_NO_PROBE)
             | (0 if plan else _abi.STW_RUNTIME_NO_PLAN)
-            | (_abi.STW_RUNTIME_FAULT_IN if fault_in else 0),
+            | (_abi.STW_RUNTIME_FAULT_IN if fault_in else 0)
+            | (_abi.STW_RUNTIME_ROOM_FARTHEST if room_farthest else 0),
             host_scratch_bytes=host_scratch_bytes, group=None if group is None else group._use(),
             whole_bytes=whole_bytes, node_host_bytes=node_host_bytes,
             replica_group=None if replica_group is None else replica_group._use(),

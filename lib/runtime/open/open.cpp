@@ -165,6 +165,7 @@ residency::Config config_of(const stw_runtime_options &options, uint64_t whole_b
     nvme.tier = Tier::kNvme;
     nvme.blocks = static_cast<uint32_t>(std::min<uint64_t>(stored, residency::kNone - 1));
     config.durable_copies = copies;
+    config.room_farthest = (options.flags & STW_RUNTIME_ROOM_FARTHEST) != 0;
     config.places.push_back(nvme);
     return config;
 }

@@ -300,7 +300,7 @@ Status OptimizerTable::check_update_room(const OptimizerBody &body,
     for (PlaceId place = 0; place <= machine_.tiers.host(); ++place) {
         const memory::Tier &at = machine_.tiers[place];
         if (at.memory && at.computes) return {};  // has a check of its own where it is chosen
-        if (at.memory && at.cpu_access) room = std::max(room, dispatch_.core.budget_blocks(place));
+        if (at.memory && at.cpu_access) room = std::max(room, dispatch_.core.passing_blocks(place));
     }
     if (room >= update::kPiecesNeeded) return {};
     for (const stw_tensor *parameter : parameters) {
@@ -315,7 +315,8 @@ Status OptimizerTable::check_update_room(const OptimizerBody &body,
             "an update of %s works on %zu blocks at once, of it, its gradient and "
             "states: %s needed; budget %s; raise it with stw_tier_set_budget, or open with more",
             parameter_text(parameter->name).c_str(), blocks.size(), bytes_text(needed).c_str(),
-            sum_text({{room * machine_.block_bytes, "of the largest tier that the CPU works in"}})
+            sum_text({{room * machine_.block_bytes,
+                       "of the largest tier that the CPU works in, without tensors at home there"}})
                 .c_str());
         status.mutable_detail().tensor = parameter->name;
         status.mutable_detail().needed_bytes = needed;

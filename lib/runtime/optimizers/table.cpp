@@ -187,6 +187,7 @@ Status OptimizerTable::create_optimizer(const stw_optimizer_options &options,
     optimizer->index = static_cast<uint32_t>(bodies.size());
     body->handle = optimizer;
     bodies.push_back(std::move(body));
+    placement_.expect_updates();
     *optimizer_out = optimizer;
     return {};
 }

@@ -113,7 +113,7 @@ uint64_t copy_bytes_of(const residency::Config &config)
 
 }  // namespace
 
-// Blocks that other tensors cannot give up: pinned at the place, or not allowed farther.
+// Blocks that other tensors cannot give up: pinned at the place, or without room farther.
 std::vector<uint32_t> StepModels::blocks_of_others(const std::vector<TensorId> &used) const
 {
     std::vector<uint32_t> blocks(machine_.tiers.nvme() + 1);
@@ -124,12 +124,9 @@ std::vector<uint32_t> StepModels::blocks_of_others(const std::vector<TensorId> &
     for (const stw_tensor *tensor = handles_.first(); tensor; tensor = tensor->notes.next) {
         if (dispatch_.core.contents(tensor->id) == residency::Contents::kEmpty) continue;
         const residency::Policy &policy = dispatch_.core.spec(tensor->id).policy;
-        PlaceId place = kNoPlace;
-        for (PlaceId at = 0; at <= machine_.tiers.nvme(); ++at) {
-            const bool open = dispatch_.core.budget_bytes(at) > 0;
-            if (open && (policy.allowed & (1u << at)) != 0) place = at;
-        }
-        if (policy.retention == residency::Retention::kPin) place = policy.home;
+        const bool pinned = policy.retention == residency::Retention::kPin;
+        const PlaceId place =
+            pinned ? policy.home : dispatch_.core.promised_place(tensor->id);
         if (place >= machine_.tiers.nvme()) continue;
         if (!counted.insert(dispatch_.core.pack_of(tensor->id)).second) continue;
         blocks[place] += dispatch_.core.pack_blocks(tensor->id);

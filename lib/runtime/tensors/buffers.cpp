@@ -27,8 +27,9 @@ Result<TensorId> PrivateBuffers::make_buffer(const stw_tensor &tensor, uint64_t 
     return make(spec);
 }
 
-Result<TensorId> PrivateBuffers::make(const residency::TensorSpec &spec)
+Result<TensorId> PrivateBuffers::make(residency::TensorSpec spec)
 {
+    spec.passing = true;
     STW_TRY(metadata_.metadata_room(spec));
     metadata_.prepare_tables(spec);
     Result<TensorId> made = dispatch_.core.create(spec);

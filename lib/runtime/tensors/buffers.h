@@ -35,7 +35,7 @@ public:
                   residency::TensorId sum, collective::Range range, uint64_t sum_elements);
     Result<residency::TensorId> make_buffer(const stw_tensor &tensor, uint64_t bytes)
         STW_REQUIRES(runtime_lock);
-    Result<residency::TensorId> make(const residency::TensorSpec &spec) STW_REQUIRES(runtime_lock);
+    Result<residency::TensorId> make(residency::TensorSpec spec) STW_REQUIRES(runtime_lock);
 
 private:
     AddressTable &addresses_;

@@ -82,6 +82,14 @@ uint64_t Placement::update_window() const
     return std::max<uint64_t>(room / 2, 4) * machine_.block_bytes;
 }
 
+// Tensors that are created from now on leave room for the pieces of an update where the CPU works.
+void Placement::expect_updates()
+{
+    PlaceId place = machine_.tiers.host();
+    if (dispatch_.core.budget_blocks(place) == 0) place = machine_.tiers.nearest();
+    dispatch_.core.expect_visits(place, update::kPiecesNeeded);
+}
+
 // A tensor is fetched only where its policy allows, and in parts only where parts have an address.
 Status Placement::check_places(const FetchPlan &plan) const
 {

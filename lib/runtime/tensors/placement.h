@@ -25,6 +25,7 @@ public:
     void count_trained(const residency::TensorSpec &wanted, stw_tensor *tensor)
         STW_REQUIRES(runtime_lock);
     [[nodiscard]] uint64_t update_window() const STW_REQUIRES(runtime_lock);  // bytes
+    void expect_updates() STW_REQUIRES(runtime_lock);
     [[nodiscard]] Status check_cpu_room() const;
 
     const uint32_t preset;

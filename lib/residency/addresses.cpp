@@ -11,8 +11,8 @@ bool Addresses::guards(BlockId block, PlaceId place) const
     return aliases_ != nullptr && places_[place].maps && packs_[blocks_[block].pack].key.guarded;
 }
 
-// Called when the fetch is granted. The library works on what it claims in the arena, unmapped;
-// small tensors that share a block cannot be kept apart, and are mapped together.
+// Called when the fetch is granted. The library works on what it claims for itself in the arena,
+// unmapped; small tensors that share a block cannot be kept apart, and are mapped together.
 bool Addresses::show_targets(const Fetch &fetch)
 {
     if (aliases_ == nullptr) return true;
@@ -68,7 +68,7 @@ void Addresses::conceal(TensorId id)
     const Tensor &tensor = tensors_[id];
     const Pack &pack = packs_[tensor.pack];
     const bool readable = tensor.contents == Contents::kValid && tensor.cause.ok();
-    if (pack.shared || (tensor.claims.empty() && readable)) return;
+    if (pack.shared || (!tensor.bars(0, false) && readable)) return;
     for (PlaceId place = 0; place < places_.count(); ++place) {
         if (!guards(pack.first, place) || pack.resident[place] == 0) continue;
         if (tensors_.gate(id, place).pins() > 0) continue;

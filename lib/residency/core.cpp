@@ -152,10 +152,10 @@ void Core::release_hint(TensorId id, PlaceId place, bool far, Commands &out)
     runner_.advance(out);
 }
 
-ClaimId Core::claim(bool alone)
+ClaimId Core::claim(ClaimKind kind)
 {
-    next_claim_ += 2;
-    return next_claim_ | (alone ? kAloneClaim : 0);
+    next_claim_ += kClaimKinds;
+    return next_claim_ + static_cast<ClaimId>(kind);
 }
 
 void Core::claim_tensor(ClaimId claim, TensorId id)
@@ -163,6 +163,7 @@ void Core::claim_tensor(ClaimId claim, TensorId id)
     Tensor &tensor = tensors_[id];
     tensor.claims.push_back(claim);
     packs_[tensor.pack].claimed += tensor.claims.size() == 1;
+    if (!is_exclusive(claim)) return;
     for (PlaceId place = 0; place < places_.count(); ++place) gates_.close(id, place);
     addresses_.conceal(id);
 }

@@ -89,11 +89,10 @@ public:
     void keep(TensorId tensor) { ++tensors_[tensor].fetches; }
     void let_go(TensorId tensor) { --tensors_[tensor].fetches; }
 
-    // ---- claims: the library's own exclusive use (updates, reduces) -----------------------------
-    // Later fetches wait, except those with the claim's id. Claims of one tensor are served in
-    // order. Never blocks. alone: the claim is not an update's, which waits for its turn among
-    // others, but a copy's, say, which waits for its own pieces only.
-    ClaimId claim(bool alone = false);
+    // ---- claims: the library's own use, beside no other or beside those that read ---------------
+    // Later fetches wait, except those with the claim's id and, if it only reads, those that only
+    // read as well. Claims of one tensor are served in order. Never blocks.
+    ClaimId claim(ClaimKind kind = ClaimKind::kUpdate);
     void claim_tensor(ClaimId claim, TensorId tensor);
     // Fetches with kFetchLent may read the tensor, of which nothing is out under the claim that has
     // it, as if it were free: up to the next fetch under the claim, which waits for their end.
@@ -238,7 +237,7 @@ private:
     FetchRunner runner_;
     Lifetimes lifetimes_;
     Deadlocks deadlocks_;
-    ClaimId next_claim_ = 0;  // even; with kAloneClaim odd
+    ClaimId next_claim_ = 0;  // without its kind
 };
 
 }  // namespace stepwell::residency

@@ -20,7 +20,7 @@ bool Deadlocks::conflicts_with_view(const Fetch &fetch, const Held &view) const
         const Request &request = fetch.asked.requests[i];
         const bool writes = request.access != Access::kRead || view.writes;
         const bool beside = beside_readers(fetch) && !view.writes && fetch.places[i] == view.place;
-        if (request.tensor == view.tensor && !beside && (writes || fetch.asked.claim != 0))
+        if (request.tensor == view.tensor && !beside && (writes || is_exclusive(fetch.asked.claim)))
             return true;
         const Tensor &wanted = tensors_[request.tensor];
         if (wanted.pack != held.pack || !writes || fetch.places[i] == view.place) continue;
@@ -44,9 +44,11 @@ bool Deadlocks::claim_moves(ClaimId claim, const Knot &knot)
     uint32_t updates_tied = 0;
     for (const Fetch *fetch : knot.tied) {
         if (fetch->asked.claim == claim) return false;
-        updates_tied += fetch->asked.claim != 0 && (fetch->asked.claim & kAloneClaim) == 0;
+        updates_tied +=
+            fetch->asked.claim != 0 && kind_of(fetch->asked.claim) == ClaimKind::kUpdate;
     }
-    return (claim & kAloneClaim) != 0 || updates_tied == 0 || updates_tied != knot.updates_waiting;
+    return kind_of(claim) != ClaimKind::kUpdate || updates_tied == 0 ||
+           updates_tied != knot.updates_waiting;
 }
 
 bool Deadlocks::locks_may_come(const Fetch &fetch, const Knot &knot) const
@@ -55,7 +57,9 @@ bool Deadlocks::locks_may_come(const Fetch &fetch, const Knot &knot) const
         if (conflicts_with_view(fetch, view)) return false;
     }
     for (const Request &request : fetch.asked.requests) {
-        for (const ClaimId claim : tensors_[request.tensor].claims) {
+        const Tensor &tensor = tensors_[request.tensor];
+        if (!tensor.bars(fetch.asked.claim, request.access != Access::kRead)) continue;
+        for (const ClaimId claim : tensor.claims) {
             if (claim == fetch.asked.claim) break;
             if (!claim_moves(claim, knot)) return false;
         }

@@ -164,7 +164,7 @@ void FetchRunner::build_targets(Fetch &fetch)
             const bool whole_write =
                 request.access == Access::kWrite || request.access == Access::kWriteEmpty;
             target.needs_bytes = !whole_write || (!covers && !is_hint(fetch));
-            target.moves = fetch.asked.claim == 0 || pack.shared;
+            target.moves = !is_exclusive(fetch.asked.claim) || pack.shared;
             fetch.targets.push_back(target);
             if (!packs_.is_guest(pack, target.place)) continue;
             Target home;

@@ -31,7 +31,7 @@ void Gates::update(TensorId id, PlaceId place)
     const Tensor &tensor = tensors_[id];
     if (places_.is_nvme(place) || !places_.exists(place)) return;
     const bool free = tensor.alive && tensor.contents == Contents::kValid && tensor.cause.ok() &&
-                      !tensor.writer && tensor.claim() == 0 && tensor.waiting == 0;
+                      !tensor.writer && !tensor.bars(0, false) && tensor.waiting == 0;
     if (free && lies_whole(id, place)) {
         const Grant here = packs_.location(id, place);
         tensors_.door(id, place).offset.store(here.slot * places_.block_bytes() + here.slot_offset,

@@ -130,6 +130,8 @@ struct Tensor {
     Status cause;  // of kFailed, and of kValid where an update missed it: reads are refused with it
 
     [[nodiscard]] ClaimId claim() const { return claims.empty() ? 0 : claims.front(); }
+    // A fetch under `mine`, or under no claim (0), has to wait for the end of another one.
+    [[nodiscard]] bool bars(ClaimId mine, bool writes) const;
 };
 
 // The order in which packs leave a place: by the program's rules, then by the plan. Without a plan,
@@ -175,8 +177,6 @@ struct RunSlot {
     Look look = Look::kNone;  // kNone: not looked at yet
     uint32_t cost = 0;
 };
-
-constexpr ClaimId kAloneClaim = 1;  // the bit of a claim that is not an update's
 
 // A fetch that waits holds nothing: neither locks nor room. It gets both at once and then waits for
 // transfers alone, so that no two fetches ever wait for what the other has.

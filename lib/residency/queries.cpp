@@ -35,7 +35,7 @@ Lack Queries::lack(const Request &request) const
     lack.place = request.place == kAnyCpuPlace ? locks_.choose_cpu_place(request) : request.place;
     if (lack.place == kNoPlace || !may_rest_at(request.tensor, lack.place)) return lack;
     lack.readable = tensor.contents == Contents::kValid && !tensor.spec.agreed;
-    lack.busy = tensor.writer || !tensor.claims.empty();
+    lack.busy = tensor.writer || tensor.bars(0, false);
     const BlockRange range = packs_.blocks_of(tensor, request.byte_begin, request.byte_count);
     lack.room_bytes = (range.second - range.first) * places_.block_bytes();
     const Pack &pack = packs_[tensor.pack];
@@ -168,7 +168,7 @@ bool Queries::in_use(TensorId id) const
     for (PlaceId place = 0; place < places_.count(); ++place) {
         pins += tensors_.door(id, place).gate.pins();
     }
-    return tensor.readers > 0 || (tensor.writer && !tensor.hinted) || pins > 0;
+    return tensor.readers > 0 || is_written(id) || pins > 0;
 }
 
 std::string Queries::check() const
@@ -246,6 +246,7 @@ std::string Queries::check_tensors() const
                     return format_text("tensor %u: gate open, bytes gone", at);
                 }
                 if (tensor.writer) return format_text("tensor %u: gate open beside a writer", at);
+                if (tensor.bars(0, false)) return format_text("tensor %u: gate open, claimed", at);
             }
         }
         if (found.with_contents != pack.with_contents) return format_text("pack %u: contents", id);

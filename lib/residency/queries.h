@@ -24,8 +24,13 @@ public:
         return packs_[tensors_[tensor].pack].frozen;
     }
 
-    // ---- claims: the library's own exclusive use (updates, reduces) -----------------------------
+    // ---- claims: the library's own use, beside no other or beside those that read ---------------
     [[nodiscard]] ClaimId claimed_by(TensorId tensor) const { return tensors_[tensor].claim(); }
+    // A fetch under that claim, or under none (0), has to wait for the end of another one.
+    [[nodiscard]] bool is_barred(TensorId tensor, Access access, ClaimId claim = 0) const
+    {
+        return tensors_[tensor].bars(claim, access != Access::kRead);
+    }
     [[nodiscard]] bool is_lent(TensorId tensor) const { return tensors_[tensor].lent; }
     [[nodiscard]] bool has_claims() const;
 
@@ -171,6 +176,10 @@ public:
     [[nodiscard]] bool is_blocked(FetchId fetch) const { return fetches_.is_blocked(fetch); }
     // There are views, pins, or fetches with their locks (claims do not count).
     [[nodiscard]] bool in_use(TensorId tensor) const;
+    [[nodiscard]] bool is_written(TensorId tensor) const  // by one of these
+    {
+        return tensors_[tensor].writer && !tensors_[tensor].hinted;
+    }
     // Checks every invariant of the design; empty if all hold. For tests, after simulated events.
     [[nodiscard]] std::string check() const;
     // At a place that maps: programs may touch the block's address without a view, so it is mapped

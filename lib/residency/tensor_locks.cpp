@@ -18,6 +18,12 @@ bool is_write(const Request &request)
     return request.access != Access::kRead;
 }
 
+// Views that read the tensor are in its way.
+bool is_alone(const Fetch &fetch, const Request &request)
+{
+    return is_write(request) || is_exclusive(fetch.asked.claim);
+}
+
 // The first request that would wait for an earlier one of its call; the number of requests if none
 // does.
 size_t first_self_wait(const std::vector<Request> &requests)
@@ -90,8 +96,7 @@ Status TensorLocks::busy_refusal(const Fetch &fetch) const
 bool TensorLocks::gates_in_the_way(TensorId id, const Fetch &fetch, const Request &request,
                                    PlaceId place)
 {
-    const bool alone = request.access != Access::kRead || fetch.asked.claim != 0;
-    if (!alone) return false;
+    if (!is_alone(fetch, request)) return false;
     uint32_t pins = 0;
     const Pack &pack = packs_[tensors_[id].pack];
     for (PlaceId other = 0; other < places_.count(); ++other) {
@@ -108,17 +113,13 @@ bool TensorLocks::gates_in_the_way(TensorId id, const Fetch &fetch, const Reques
 
 bool TensorLocks::conflicts_with(const Fetch &fetch, const Request &request, PlaceId place)
 {
-    const Tensor &tensor = tensors_[request.tensor];
+    Tensor &tensor = tensors_[request.tensor];
     const ClaimId claim = fetch.asked.claim;
-    const bool writes = request.access != Access::kRead;
-    if (claim != 0 && tensor.claim() == claim) {
-        tensors_[request.tensor].lent = false;
-        if (tensor.readers > 0 || tensor.writer) return true;
-    } else {
-        const bool lent = tensor.lent && !writes && (fetch.asked.flags & kFetchLent) != 0;
-        if ((tensor.claim() != 0 && !lent) || tensor.writer) return true;
-        if (writes && tensor.readers > 0 && !beside_readers(fetch)) return true;
-    }
+    const bool writes = is_write(request);
+    if (claim != 0 && tensor.claim() == claim) tensor.lent = false;
+    const bool lent = tensor.lent && !writes && claim == 0 && (fetch.asked.flags & kFetchLent) != 0;
+    if ((tensor.bars(claim, writes) && !lent) || tensor.writer) return true;
+    if (is_alone(fetch, request) && tensor.readers > 0 && !beside_readers(fetch)) return true;
     if (gates_in_the_way(request.tensor, fetch, request, place)) return true;
     const BlockRange range = packs_.blocks_of(tensor, request.byte_begin, request.byte_count);
     const BlockId first = packs_[tensor.pack].first;
@@ -261,6 +262,7 @@ void TensorLocks::lock(Fetch &fetch)
         packs_[tensor.pack].writing += fetch.asked.claim != 0 || writes;
         if (fetch.asked.claim != 0) {
             STW_ASSERT(tensor.claim() == fetch.asked.claim);
+            STW_ASSERT(!writes || is_exclusive(fetch.asked.claim));
             ++tensor.claim_users;
         } else if (writes) {
             tensor.writer = true;
@@ -319,9 +321,9 @@ std::string TensorLocks::describe_conflict(const Fetch &fetch) const
             pins += tensors_.door(request.tensor, place).gate.pins();
     }
     std::string text = format_text(" (%s: ", tensor_text(tensor.spec.name).c_str());
-    if (tensor.claim() != 0 && tensor.claim() != fetch.asked.claim) {
-        text +=
-            format_text("%zu updates, sums or copies have it or are next; ", tensor.claims.size());
+    if (tensor.bars(fetch.asked.claim, is_write(request))) {
+        text += format_text("%zu updates, sums, copies or commits have it or are next; ",
+                            tensor.claims.size());
     }
     if (tensor.writer) text += "a view to write it is open; ";
     if (tensor.readers + pins > 0) {

@@ -3,7 +3,15 @@
 #include "lib/residency/tensor_table.h"
 #include "lib/support/growth.h"
 
+#include <algorithm>
+
 namespace stepwell::residency {
+
+bool Tensor::bars(ClaimId mine, bool writes) const
+{
+    if (mine != 0) return claim() != mine;
+    return writes ? !claims.empty() : std::any_of(claims.begin(), claims.end(), is_exclusive);
+}
 
 TensorTable::TensorTable(const Places &places) : places_(places)
 {

@@ -60,6 +60,22 @@ enum class Access : uint8_t { kRead = 0, kWrite = 1, kReadWrite = 2, kWriteEmpty
 enum class Contents : uint8_t { kEmpty = 0, kValid = 1, kFailed = 2 };
 // Larger is more urgent.
 enum class Class : uint8_t { kIdle = 0, kHint = 1, kPlanned = 2, kDemand = 3 };
+// What the holder of a claim does with the tensor, and how it goes on. In the low bits of its id.
+enum class ClaimKind : uint8_t {
+    kUpdate = 0,  // changes it, in its turn among others
+    kAlone = 1,   // has it alone as well, and waits for nothing but its own pieces: a copy, say
+    kReads = 2,   // as kAlone, and only reads: others read beside it, and nobody writes
+};
+constexpr ClaimId kClaimKinds = 4;
+constexpr ClaimKind kind_of(ClaimId claim)
+{
+    return static_cast<ClaimKind>(claim % kClaimKinds);
+}
+// It bars those that read too; false of no claim (0).
+constexpr bool is_exclusive(ClaimId claim)
+{
+    return claim != 0 && kind_of(claim) != ClaimKind::kReads;
+}
 enum class Advice : uint8_t { kNormal = 0, kCold = 1, kHot = 2 };
 enum class Retention : uint8_t { kDefault = 0, kKeep = 1, kStream = 2, kPin = 3 };
 

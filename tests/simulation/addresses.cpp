@@ -98,11 +98,18 @@ bool Program::has_view_of(TensorId id, PlaceId place, Slot slot, bool writes) co
 bool Program::is_updated(TensorId id, PlaceId place, Slot slot) const
 {
     const ModelTensor &tensor = model_.tensors.at(id);
-    if (tensor.claims.empty() || machine_.use(place, slot).sources > 0) return false;
+    if (!tensor.claimed_alone() || machine_.use(place, slot).sources > 0) return false;
     const bool tells = std::find(idle_gates_.begin(), idle_gates_.end(), id) != idle_gates_.end();
     const auto is_of_it = [&](const View &view) { return view->request.tensor == id; };
-    return !tells && tensor.fetches + tensor.hints == 0 &&
+    return !tells && !is_read_under_claim(id) && tensor.fetches + tensor.hints == 0 &&
            std::none_of(views_.begin(), views_.end(), is_of_it);
+}
+
+bool Program::is_read_under_claim(TensorId id) const
+{
+    return std::any_of(claims_.begin(), claims_.end(), [&](const Claim &claim) {
+        return claim.reads() && claim.view && claim.view->request.tensor == id;
+    });
 }
 
 // What is read there is the newest.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Claims: what an update does. It has its tensors to itself, goes through them chunk by chunk and
-// lets each go when it is done with it.
+// Claims: what an update does, and a commit. It has its tensors to itself, or beside others that
+// read, goes through them chunk by chunk and lets each go when it is done with it.
 #include "tests/simulation/program.h"
 
 namespace stepwell::simulation {
@@ -31,9 +31,11 @@ void Program::claim()
         if (free) claim.tensors.push_back(id);
     }
     if (claim.tensors.empty()) return;
-    claim.id = machine_.core.claim();
+    const bool reads = claim_random_.chance(30);
+    claim.id = machine_.core.claim(reads ? ClaimKind::kReads : ClaimKind::kUpdate);
     for (const TensorId id : claim.tensors) {
-        journal_.line("claim %llu tensor %u", (unsigned long long)claim.id, id);
+        journal_.line("claim %llu%s tensor %u", (unsigned long long)claim.id,
+                      reads ? ", which reads," : "", id);
         machine_.core.claim_tensor(claim.id, id);
         model_.tensors[id].claims.push_back({claim.id, last_fetch_});
     }
@@ -45,6 +47,7 @@ void Program::keep_older(const Claim &claim)
 {
     const TensorId id = claim.tensors.back();
     ModelTensor &tensor = model_.tensors[id];
+    if (claim.reads()) return;
     const bool mine = tensor.claims.front().first == claim.id && !machine_.core.in_use(id);
     const bool lies_there = (machine_.core.residence(id) >> nvme_ & 1) != 0;
     const bool stored = setup_.config.places[nvme_].tier == Tier::kNvme && lies_there;
@@ -77,6 +80,19 @@ void Program::lend(const Claim &claim)
     execute();
 }
 
+// From its first view of the tensor on, nobody has written it.
+void Program::check_unchanged(Claim &claim)
+{
+    const TensorId id = claim.tensors.back();
+    if (!claim.reads() || !claim.view || journal_.failed()) return;
+    const uint64_t now = machine_.core.version(id);
+    const auto [at, first] = claim.versions.emplace(id, now);
+    if (!first && at->second != now) {
+        journal_.fail("tensor %u was written under claim %llu, which only reads it", id,
+                      (unsigned long long)claim.id);
+    }
+}
+
 void Program::next_tensor(Claim &claim)
 {
     const TensorId id = claim.tensors.back();
@@ -84,16 +100,16 @@ void Program::next_tensor(Claim &claim)
     claim.next_byte = 0;
     ModelTensor &tensor = model_.tensors[id];
     const bool first = tensor.claims.front().first == claim.id;
-    if (first) {
+    if (first && !claim.reads()) {
         // The older one is read, written and let go in its turn.
         if (tensor.older != kNone) claim.tensors.push_back(tensor.older);
         tensor.older = kNone;
         tensor.kept.clear();
     }
-    const bool empties = first &&
+    const bool empties = first && !claim.reads() &&
                          tensor.readers + tensor.writers + tensor.fetches + tensor.hints == 0 &&
                          random_.chance(20);
-    const bool alone = first && !machine_.core.in_use(id) && tensor.readable();
+    const bool alone = first && !claim.reads() && !machine_.core.in_use(id) && tensor.readable();
     if (alone && random_.chance(20)) {
         // Fetches that wait for the claim are refused, and so are later ones.
         journal_.line("an update misses tensor %u", id);
@@ -124,6 +140,7 @@ void Program::advance_claim(Claim &claim)
 {
     if (claim.fetch != 0) return;
     if (claim.view) {
+        check_unchanged(claim);
         View view = std::move(claim.view);
         release(std::move(view));
         return;
@@ -134,11 +151,13 @@ void Program::advance_claim(Claim &claim)
     // Writes some of it twice.
     if (tensor.older != kNone && random_.chance(20)) claim.next_byte = 0;
     const bool mine = tensor.claims.front().first == claim.id;
-    if (mine && tensor.readable() && tensor.lent_to != kLent && random_.chance(10)) {
+    const bool lends = mine && !claim.reads() && tensor.readable() && tensor.lent_to != kLent;
+    if (lends && random_.chance(10)) {
         lend(claim);
         return;
     }
-    if (claim.next_byte >= tensor.spec.bytes || random_.chance(5)) {
+    const bool lacks = claim.reads() && !tensor.readable();
+    if (lacks || claim.next_byte >= tensor.spec.bytes || random_.chance(5)) {
         next_tensor(claim);
         return;
     }
@@ -146,30 +165,52 @@ void Program::advance_claim(Claim &claim)
     FetchAsked asked;
     asked.claim = claim.id;
     asked.flags = kFetchWaitRoom;
+    asked.requests.push_back(choose_piece(claim));
+    ask(asked);
+}
+
+// As a commit does: the rest of a tensor, to be at nvme and nothing else. Or the next block of it.
+Request Program::choose_piece(Claim &claim)
+{
     Request request;
-    request.tensor = id;
-    if (may_be_kept(id) && random_.chance(20)) {
-        // As a commit does: the rest of it, to be at nvme and nothing else.
+    request.tensor = claim.tensors.back();
+    const ModelTensor &tensor = model_.tensors[request.tensor];
+    request.byte_begin = claim.next_byte;
+    if (may_be_kept(request.tensor) && random_.chance(claim.reads() ? 50 : 20)) {
         request.place = nvme_;
-        request.byte_begin = claim.next_byte;
         request.byte_count = tensor.spec.bytes - claim.next_byte;
         claim.next_byte = tensor.spec.bytes;
-        asked.requests.push_back(request);
-        ask(asked);
-        return;
+        return request;
     }
-    request.access = random_.chance(30) && tensor.readable() ? Access::kRead
-                     : tensor.readable()                     ? Access::kReadWrite
-                                                             : Access::kWrite;
+    const bool reads = claim.reads() || (random_.chance(30) && tensor.readable());
+    request.access = reads               ? Access::kRead
+                     : tensor.readable() ? Access::kReadWrite
+                                         : Access::kWrite;
     do {
         request.place = choose_place(setup_, random_, tensor.spec.policy);
     } while (request.place == kAnyCpuPlace && setup_.cpu == 0);
     const uint64_t chunk = kBlockBytes - (tensor.pack_offset + claim.next_byte) % kBlockBytes;
-    request.byte_begin = claim.next_byte;
     request.byte_count = std::min(chunk, tensor.spec.bytes - claim.next_byte);
     claim.next_byte += request.byte_count;
-    asked.requests.push_back(request);
-    ask(asked);
+    return request;
+}
+
+// A fetch that only reads does not wait for claims that only read. Where nothing else of its blocks
+// is used or asked for, it waits for nobody's lock.
+void Program::check_read_beside(FetchId id, const FetchAsked &asked)
+{
+    if (asked.claim != 0 || fetches_.count(id) == 0) return;
+    for (const Request &request : asked.requests) {
+        if (request.access != Access::kRead) return;
+        for (const auto &[other, tensor] : model_.tensors) {
+            if (!tensor.alive || tensor.pack != model_.tensors[request.tensor].pack) continue;
+            const uint32_t own = other == request.tensor ? 1 : 0;
+            if (tensor.writers > 0 || tensor.fetches + tensor.hints > own) return;
+            if (tensor.claimed_alone()) return;
+        }
+    }
+    if (machine_.core.waits_for_locks(id))
+        journal_.fail("fetch %llu only reads, and waits for a lock", (unsigned long long)id);
 }
 
 }  // namespace stepwell::simulation

@@ -123,6 +123,7 @@ void Program::ask(const FetchAsked &asked)
         if (asked.claim == claim.id) claim.fetch = id;
     }
     execute();
+    check_read_beside(id, asked);
 }
 
 Program::Claim *Program::claim_of(FetchId id)

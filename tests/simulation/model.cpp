@@ -40,7 +40,7 @@ void Model::locate(ModelView &view, const Grant &grant)
     const uint64_t last = (begin + request.byte_count - 1) / kBlockBytes;
     view.first_offset = begin % kBlockBytes;
     // An update works in the arena, where aliases are the program's.
-    const bool in_arena = aliases_ && tensor.spec.guarded && view.claim != 0;
+    const bool in_arena = aliases_ && tensor.spec.guarded && is_exclusive(view.claim);
     const bool maps = config_.places[request.place].maps && !in_arena;
     if (!maps && (grant.slot == kNoSlot || grant.slot_offset != view.first_offset)) {
         journal_.fail("tensor %u is granted at slot %u + %llu, expected offset %llu",
@@ -82,10 +82,11 @@ void Model::check_exclusion(const ModelView &view)
                       request.access == Access::kRead ? "read" : "write", tensor.readers,
                       tensor.writers);
     }
+    const bool reads = request.access == Access::kRead;
     for (const auto &[claim, last_before] : tensor.claims) {
         if (view.claim == claim) break;
         if (view.fetch <= last_before && view.claim == 0) continue;
-        const bool reads = request.access == Access::kRead;
+        if (view.claim == 0 && reads && !is_exclusive(claim)) continue;
         if (view.lent && reads && view.fetch <= tensor.lent_to) break;
         journal_.fail("tensor %u: a view although claim %llu has it", request.tensor,
                       (unsigned long long)claim);

@@ -30,6 +30,12 @@ struct ModelTensor {
     bool in_parts = false;    // it is such a one, and may lack blocks
 
     [[nodiscard]] bool readable() const { return contents == Contents::kValid && !missed; }
+    // Others have to wait, those that read as well.
+    [[nodiscard]] bool claimed_alone() const
+    {
+        return std::any_of(claims.begin(), claims.end(),
+                           [](const auto &claim) { return is_exclusive(claim.first); });
+    }
     void forget_contents(Contents now)
     {
         contents = now;

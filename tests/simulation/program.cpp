@@ -19,6 +19,7 @@ Program::Program(const Options &options, Random &random, Journal &journal)
       address_random_(options.seed ^ 0x616c6961736573),
       addresses_(machine_, address_random_, journal),
       plan_random_(1),
+      claim_random_(options.seed ^ 0x636c61696d73),
       plan_(plan_random_),
       plans_(random.chance(50))
 {

@@ -46,13 +46,15 @@ public:
 
 private:
     using View = std::unique_ptr<ModelView>;
-    // The library's own exclusive use: goes through its tensors chunk by chunk.
+    // The library's own use: goes through its tensors chunk by chunk.
     struct Claim {
         ClaimId id = 0;
+        [[nodiscard]] bool reads() const { return kind_of(id) == ClaimKind::kReads; }
         std::vector<TensorId> tensors;
         uint64_t next_byte = 0;
         FetchId fetch = 0;  // outstanding
         View view;
+        std::map<TensorId, uint64_t> versions;  // of what it only reads, since it first did
     };
     using Sleepers = std::map<uint64_t, FetchId>;  // by owner
 
@@ -96,6 +98,7 @@ private:
     [[nodiscard]] bool has_view_of(TensorId id, PlaceId place, Slot slot, bool writes) const;
     [[nodiscard]] bool is_updated(TensorId id, PlaceId place, Slot slot) const;
     void check_views_shown();
+    [[nodiscard]] bool is_read_under_claim(TensorId id) const;
     void check_seen(const ModelTensor &tensor, const std::string &name, uint32_t index,
                     const Image &image);
     void check_shown(PlaceId place, Slot slot, const Addresses::Shown &shown);
@@ -132,6 +135,9 @@ private:
     void next_tensor(Claim &claim);
     void keep_older(const Claim &claim);
     void lend(const Claim &claim);
+    Request choose_piece(Claim &claim);
+    void check_unchanged(Claim &claim);
+    void check_read_beside(FetchId id, const FetchAsked &asked);
 
     // finish.cpp
     void settle();
@@ -153,6 +159,7 @@ private:
     Random address_random_;
     Addresses addresses_;
     Random plan_random_;
+    Random claim_random_;
     WildPlan plan_;
     Commands &out_ = machine_.loop.out;
     const bool plans_;

@@ -195,7 +195,7 @@ void ChunkCopies::ask_chunk(ChunkFetch &chunk, Copy &copy)
         dispatch_.ask(chunk.waiter, asked, out);
         if (core.is_waiting(chunk.waiter.fetch))
             chunk.waiter.cause = sleepers_.cause_of(chunk.waiter);
-        if (core.claimed_by(tensor) != copy.claim) {
+        if (core.is_barred(tensor, copy.access, copy.claim)) {
             machine_.pipeline->prefer(tensor);
             return;
         }

@@ -212,7 +212,7 @@ void Snapshots::ask_chunk(Snapshot &work, Core &core, Commands &out)
     sleepers_.sleep_follows(before, work.chunk.fetch);
     if (core.is_waiting(work.chunk.fetch)) work.chunk.cause = sleepers_.cause_of(work.chunk);
     if (work.chunk.call) dispatch_.arm_timer(asked.deadline);
-    if (core.claimed_by(part.tensor->id) != asked.claim) {
+    if (core.is_barred(part.tensor->id, residency::Access::kRead, asked.claim)) {
         machine_.pipeline->prefer(part.tensor->id);
     } else if ((work.flags & residency::kFetchTry) == 0) {
         ask_ahead(work, core, out);
@@ -286,7 +286,7 @@ void Snapshots::start_over(Snapshot &work, Core &core, Commands &out)
     work.torn = false;
     work.next = work.hinted = {0, work.parts.front().begin};
     recorder_.drain_hits();
-    work.claim = core.claim(true);
+    work.claim = core.claim(residency::ClaimKind::kAlone);
     for (SnapshotPart &part : work.parts)
         part.claimed = !sleepers_.has_own_view(*work.whole, part.tensor);
     for (const residency::TensorId tensor : tensors_of(work, true)) {

@@ -145,7 +145,7 @@ Status Commits::begin_commit(const std::shared_ptr<CommitWork> &work)
         restored_.durable->tensors.commits = true;
         if (work->cause.ok()) work->cause = durable_view_open();
         restored_.note_left_out(work.get());
-        if (work->cause.ok()) work->claim = core.claim(true);
+        if (work->cause.ok()) work->claim = core.claim(residency::ClaimKind::kAlone);
         for (const stw_tensor *tensor : work->tensors) {
             if (work->claim != 0) core.claim_tensor(work->claim, tensor->id);
         }

@@ -41,7 +41,7 @@ residency::ClaimId TierAccess::claim(const residency::TensorId *tensors, uint32_
 {
     dispatch_.give_way();
     MutexLock lock(dispatch_.mutex());  // no event: a claim gives no commands
-    return take_claim(false, tensors, n);
+    return take_claim(residency::ClaimKind::kUpdate, tensors, n);
 }
 
 // For claims outside the pipeline, which has an order of its own.
@@ -49,16 +49,17 @@ residency::ClaimId TierAccess::claim_alone(residency::TensorId tensor)
 {
     dispatch_.give_way();
     residency::ClaimId claim = 0;
-    dispatch_.act([&](Core &, Commands &)
-                      STW_REQUIRES(runtime_lock) { claim = take_claim(true, &tensor, 1); });
+    dispatch_.act([&](Core &, Commands &) STW_REQUIRES(runtime_lock) {
+        claim = take_claim(residency::ClaimKind::kAlone, &tensor, 1);
+    });
     return claim;
 }
 
-residency::ClaimId TierAccess::take_claim(bool alone, const residency::TensorId *tensors,
-                                          uint32_t n)
+residency::ClaimId TierAccess::take_claim(residency::ClaimKind kind,
+                                          const residency::TensorId *tensors, uint32_t n)
 {
     recorder_.drain_hits();
-    const residency::ClaimId claim = dispatch_.core.claim(alone);
+    const residency::ClaimId claim = dispatch_.core.claim(kind);
     for (uint32_t i = 0; i < n; ++i) dispatch_.core.claim_tensor(claim, tensors[i]);
     return claim;
 }

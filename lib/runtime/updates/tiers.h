@@ -58,8 +58,8 @@ public:
     [[nodiscard]] uint64_t pack_offset(residency::TensorId tensor) const override;
 
 private:
-    residency::ClaimId take_claim(bool alone, const residency::TensorId *tensors, uint32_t n)
-        STW_REQUIRES(runtime_lock);
+    residency::ClaimId take_claim(residency::ClaimKind kind, const residency::TensorId *tensors,
+                                  uint32_t n) STW_REQUIRES(runtime_lock);
 
     AddressTable &addresses_;
     PrivateBuffers &buffers_;

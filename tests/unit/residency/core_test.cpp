@@ -531,6 +531,55 @@ TEST_F(CoreTest, AClaimKeepsLaterFetchesOut)
     EXPECT_TRUE(granted(outside));
 }
 
+TEST_F(CoreTest, AClaimThatOnlyReadsKeepsWritersOutAndNoReaders)
+{
+    open(2, 0, 16);
+    const TensorId a = create_filled("a", kBlock);
+    const FetchId written = ask(a, Access::kReadWrite);
+    const ClaimId claim = core_->claim(ClaimKind::kReads);
+    core_->claim_tensor(claim, a);
+    FetchAsked asked;
+    asked.claim = claim;
+    asked.requests = {all_of(a, Access::kRead)};
+    Commands out;
+    const FetchId first = core_->fetch(asked, out);
+    take(out);
+    EXPECT_FALSE(granted(first)) << "it is still written";
+    release(written);
+    EXPECT_TRUE(granted(first));
+    EXPECT_TRUE(core_->gate(a, kDevice).try_pin());
+    const FetchId second = core_->fetch(asked, out);
+    take(out);
+    EXPECT_TRUE(granted(second)) << "beside the pin";
+    EXPECT_TRUE(granted(ask({all_of(a, Access::kRead)}, kFetchTry)));
+    const FetchId writes = ask(a, Access::kReadWrite);
+    EXPECT_FALSE(granted(writes));
+    EXPECT_TRUE(core_->is_barred(a, Access::kWrite));
+    EXPECT_FALSE(core_->is_barred(a, Access::kRead));
+}
+
+TEST_F(CoreTest, BehindAClaimThatOnlyReadsAnUpdateKeepsReadersOut)
+{
+    open(2, 0, 16);
+    const TensorId a = create_filled("a", kBlock);
+    const ClaimId reads = core_->claim(ClaimKind::kReads);
+    const ClaimId updates = core_->claim();
+    core_->claim_tensor(reads, a);
+    EXPECT_TRUE(core_->gate(a, kDevice).is_open());
+    core_->claim_tensor(updates, a);
+    EXPECT_FALSE(core_->gate(a, kDevice).is_open());
+    const FetchId later = ask(a, Access::kRead);
+    EXPECT_FALSE(granted(later)) << "it is to read what the update writes";
+    const FetchId update = ask_under(updates, a);
+    EXPECT_FALSE(granted(update));
+    unclaim(reads, a);
+    EXPECT_TRUE(granted(update));
+    release_under(updates, a);
+    EXPECT_FALSE(granted(later));
+    unclaim(updates, a);
+    EXPECT_TRUE(granted(later));
+}
+
 TEST_F(CoreTest, WhatAClaimLendsIsReadUntilItWrites)
 {
     open(2, 0, 16);

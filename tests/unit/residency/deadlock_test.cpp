@@ -185,7 +185,7 @@ TEST_F(DeadlockTest, ACopyBetweenTwoPiecesGoesOn)
 {
     open(8, 0, 32);
     const TensorId a = create_filled("a", kBlock);
-    core_->claim_tensor(core_->claim(true), a);
+    core_->claim_tensor(core_->claim(ClaimKind::kAlone), a);
     sleep(kAnna, a, Access::kRead);
     EXPECT_EQ(core_->find_deadlock(held_, sleepers_, 0), 0u);
 }

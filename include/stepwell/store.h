@@ -33,23 +33,23 @@ typedef struct stw_commit_options {
  * Make the present contents of all durable tensors a generation: updates, sums and writes requested
  * before the call are in it, later ones are not. Blocks not changed since the last one are not
  * written again. COLLECTIVE: it is one on all ranks or on none. A tensor that was never written is
- * in it as empty. Uses of a durable tensor wait until the call has returned. A tensor of the
- * resumed generation that the program has not created again is not in the new one: the log warns of
- * each, once.
+ * in it as empty. A commit only reads: other threads may hold views of durable tensors to READ, and
+ * fetch more of them meanwhile; updates, sums and writes of a durable tensor wait until the call
+ * has returned, and a discard of one is BUSY. A tensor of the resumed generation that the program
+ * has not created again is not in the new one: the log warns of each, once.
  *
  * Ownership: none.
  * Threads:   any thread; one call at a time (BUSY).
  * Blocks:    until it is on stable storage on all ranks, or timeout_ns.
- * Errors:    INVALID, BUSY (a durable tensor has an open view: the sentence names it), NOT_FOUND
- *            (only with STW_COMMIT_COMPLETE, which refuses on all ranks if one leaves out a
- *            tensor), LIMIT (metadata and names take more room than the store has for them), IO,
- *            CHECKSUM, NO_SPACE, MEMORY; SYNC (a flush failed, or a file of the store was
- *            removed: no more commits before the store is opened again); PEER, ORDER, MISMATCH,
- *            or the error of another rank; TIMEOUT,
- *            INTERRUPTED. After an error the previous generation is the newest, unless this rank
- *            did not get the result (PEER): then it accepts no more commits, and the next open
- *            finds the new one if all ranks have it. Over ranks a commit goes on after a TIMEOUT or
- *            INTERRUPTED of its call.
+ * Errors:    INVALID, BUSY (a durable tensor has an open view that may write it: the sentence
+ *            names it), NOT_FOUND (only with STW_COMMIT_COMPLETE, which refuses on all ranks if
+ *            one leaves out a tensor), LIMIT (metadata and names take more room than the store
+ *            has for them), IO, CHECKSUM, NO_SPACE, MEMORY; SYNC (a flush failed, or a file of the
+ *            store was removed: no more commits before the store is opened again); PEER, ORDER,
+ *            MISMATCH, or the error of another rank; TIMEOUT, INTERRUPTED. After an error the
+ *            previous generation is the newest, unless this rank did not get the result (PEER):
+ *            then it accepts no more commits, and the next open finds the new one if all ranks have
+ *            it. Over ranks a commit goes on after a TIMEOUT or INTERRUPTED of its call.
  */
 STW_API stw_status stw_commit(stw_runtime *runtime, const stw_commit_options *options,
                               uint64_t *generation_out);

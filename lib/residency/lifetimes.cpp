@@ -154,7 +154,8 @@ Status Lifetimes::may_destroy(TensorId id, Commands &out)
                              tensor_text(tensor.spec.name).c_str());
     }
     if (tensor.claim()) {
-        return Status::error(STW_ERROR_BUSY, "%s has an update or a reduce under way",
+        return Status::error(STW_ERROR_BUSY,
+                             "%s has an update, a sum, a copy or a commit under way",
                              tensor_text(tensor.spec.name).c_str());
     }
     return {};
@@ -254,8 +255,8 @@ Status Lifetimes::discard(TensorId id, Commands &out)
     if (tensor.readers || tensor.writer || tensor.claim_users || pins || tensor.claim()) {
         for (PlaceId place = 0; place < places_.count(); ++place) gates_.update(id, place);
         return Status::error(STW_ERROR_BUSY,
-                             "%s cannot be discarded: it has open views or an update "
-                             "under way",
+                             "%s cannot be discarded: it has open views, or an update, a copy or "
+                             "a commit under way",
                              tensor_text(tensor.spec.name).c_str());
     }
     ++tensor.version;

@@ -182,7 +182,7 @@ TEST_F(Generations, WhatKeepsACommitIsThrown)
     stw::Runtime runtime = open(0);
     stw::Tensor weights = durable(runtime, "w");
     weights.fill(1);
-    stw::Views views = stw::Views::fetch(runtime, {stw::want(weights)}).value();
+    stw::Views views = stw::Views::fetch(runtime, {stw::want(weights, STW_READ_WRITE)}).value();
     const stw::Error busy = error_of([&] { (void)runtime.commit(); });
     EXPECT_EQ(busy.code(), STW_ERROR_BUSY);
     EXPECT_TRUE(says(busy, "'w'")) << busy.what();

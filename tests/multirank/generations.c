@@ -139,7 +139,7 @@ CLAIM(one_rank_that_cannot_keeps_all_from_it)
     write_all(&kept, member, 1);
     SUCCEEDS(stw_commit(kept.runtime, NULL, NULL));
     write_all(&kept, member, 11);
-    if (member->rank == last) view = fetch(kept.runtime, kept.own, STW_READ, STW_SHARD);
+    if (member->rank == last) view = fetch(kept.runtime, kept.own, STW_READ_WRITE, STW_SHARD);
     HOLDS(stw_commit(kept.runtime, NULL, NULL) == STW_ERROR_BUSY);
     HOLDS(strstr(stw_last_error(), "'own' has an open view") != NULL);
     HOLDS(newest(kept.runtime) == 1);

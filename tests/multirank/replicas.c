@@ -333,7 +333,7 @@ CLAIM(generations_are_those_of_all_replicas)
     HOLDS(generation == 1);
     write_shard(runtime, tensor, 2);
     /* One rank of one group. */
-    if (member->rank == 3) view = fetch(runtime, tensor, STW_READ, STW_SHARD);
+    if (member->rank == 3) view = fetch(runtime, tensor, STW_READ_WRITE, STW_SHARD);
     HOLDS(stw_commit(runtime, NULL, &generation) == STW_ERROR_BUSY);
     if (member->rank == 3) let_go(&view, 0);
     SUCCEEDS(stw_commit(runtime, NULL, &generation));

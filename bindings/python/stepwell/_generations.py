@@ -50,9 +50,10 @@ class Generations:
 
         Blocks until it is on stable storage on all ranks of a group, which must all call it. label:
         text of at most LABEL_BYTES_MAX bytes; metadata: at most METADATA_BYTES_MAX bytes of the
-        program; generation() returns both. BusyError while views of durable tensors are open. A
-        tensor of the resumed generation that was not created again is not in the new one: a warning
-        names it, or with complete=True the commit is refused (NotFoundError).
+        program; generation() returns both. BusyError while a view may write a durable
+        tensor; other threads read them meanwhile. A tensor of the resumed generation that was not
+        created again is not in the new one: a warning names it, or with complete=True the commit is
+        refused (NotFoundError).
 
         It is not restarted after Ctrl-C, since other ranks may have voted already.
         """

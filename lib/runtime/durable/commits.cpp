@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // stw_commit: the claims, the write-back of newest bytes in nearer tiers, the vote. Runs on the
-// caller's thread, or on that of collectives if there are several ranks.
+// caller's thread, or on that of collectives if there are several ranks. It only reads, so others
+// read beside it.
 #include "lib/runtime/durable/commits.h"
 
 #include "lib/collective/commit.h"
@@ -88,15 +89,17 @@ void Commits::run(Collective &work)
     run_commit(*work.commit);
 }
 
-Status Commits::durable_view_open()
+Status Commits::durable_view_writes()
 {
     for (uint32_t index = 0; index < views_.slots_used(); ++index) {
-        if (!views_.is_open(index) || views_.slot(index).touched) continue;
-        const stw_tensor *tensor = views_.slot(index).tensor;
+        const ViewSlot &view = views_.slot(index);
+        if (!views_.is_open(index) || view.touched || view.access == STW_READ) continue;
+        const stw_tensor *tensor = view.tensor;
         if ((tensor->flags & STW_TENSOR_DURABLE) == 0) continue;
         Status status = Status::error(STW_ERROR_BUSY,
-                                      "durable tensor '%s' has an open view, so its contents in a "
-                                      "generation are not settled; release it first",
+                                      "durable tensor '%s' has an open view that may write it, so "
+                                      "its contents in a generation are not settled; release it "
+                                      "first",
                                       tensor->name.c_str());
         status.mutable_detail().tensor = tensor->name;
         return status;
@@ -143,9 +146,9 @@ Status Commits::begin_commit(const std::shared_ptr<CommitWork> &work)
             if (tensor->flags & STW_TENSOR_DURABLE) work->tensors.push_back(tensor);
         }
         restored_.durable->tensors.commits = true;
-        if (work->cause.ok()) work->cause = durable_view_open();
+        if (work->cause.ok()) work->cause = durable_view_writes();
         restored_.note_left_out(work.get());
-        if (work->cause.ok()) work->claim = core.claim(residency::ClaimKind::kAlone);
+        if (work->cause.ok()) work->claim = core.claim(residency::ClaimKind::kReads);
         for (const stw_tensor *tensor : work->tensors) {
             if (work->claim != 0) core.claim_tensor(work->claim, tensor->id);
         }
@@ -240,20 +243,15 @@ Status Commits::commit_over_ranks(CommitWork &work)
     return commit.close(std::move(agreed), heard);
 }
 
-// Waits until all earlier claims on the tensors are served and no views are open; from then on the
-// contents do not change. A pin that ends in a gate notifies nobody, so this polls.
+// Waits until all earlier claims on the tensors are served and nobody writes them; from then on the
+// contents do not change.
 Status Commits::await_claims(const CommitWork &work)
 {
     MutexLock lock(dispatch_.mutex());
     for (const stw_tensor *tensor : work.tensors) {
         while (dispatch_.core.claimed_by(tensor->id) != work.claim ||
-               dispatch_.core.in_use(tensor->id)) {
-            constexpr residency::Instant kLookAgainNs = 5'000'000;
-            const residency::Instant time = dispatch_.now();
-            if (time < work.deadline) {
-                (void)dispatch_.wait_progress(std::min(work.deadline, time + kLookAgainNs));
-                continue;
-            }
+               dispatch_.core.is_written(tensor->id)) {
+            if (dispatch_.wait_progress(work.deadline)) continue;
             return Status::error(STW_ERROR_TIMEOUT,
                                  "an update, a sum or a write of %s, or a fetch of it "
                                  "whose views were not collected, was not over when the timeout of "

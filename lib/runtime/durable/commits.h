@@ -53,7 +53,7 @@ public:
 private:
     void run_commit(CommitWork &work);
     Status begin_commit(const std::shared_ptr<CommitWork> &work);
-    [[nodiscard]] Status durable_view_open();
+    [[nodiscard]] Status durable_view_writes();
     [[nodiscard]] Status update_without_verdict();
     std::vector<OptimizerBody *> live_optimizers();
     Status commit_over_ranks(CommitWork &work);

@@ -57,7 +57,8 @@ bool Sleepers::waits_for_itself(const Waiter &waiter, std::string *tensor_out)
             const bool writes = view.access != STW_READ || (range.access != STW_READ && !beside);
             const bool lent = dispatch_.core.is_lent(range.tensor->id) &&
                               reads_lent(waiter.plan.flags, range.tensor);
-            const bool claimed = dispatch_.core.claimed_by(range.tensor->id) != 0 && !lent;
+            const bool claimed =
+                !lent && dispatch_.core.is_barred(range.tensor->id, residency::Access::kRead);
             const bool same = range.tensor == view.tensor && (writes || claimed);
             const bool elsewhere = dispatch_.core.pack_of(range.tensor->id) ==
                                        dispatch_.core.pack_of(view.tensor->id) &&

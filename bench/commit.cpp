@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// commit.rate and commit.unchanged: what a generation costs beside writing the same bytes away.
+// commit.rate and commit.unchanged: what a generation costs beside writing the same bytes away;
+// commit.reader: how long a read beside it waits.
 //
 // usage: commit --dir DIR [--bytes N] [--rounds N]
 // Each round prints one JSON line: seconds of an eviction of scratch that was written anew, of a
-// commit of as many bytes that were written anew, of one in which nothing had changed, and the
-// bytes that each of the commits wrote. Both are in the host tier before, and on the drive after.
+// commit of as many bytes that were written anew, of one in which nothing had changed, the longest
+// read of them by another thread during a third, which wrote them anew, and the bytes that the
+// first two wrote. All are in the host tier before, and on the drive after.
 #include "measure.h"
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cinttypes>
 #include <cstdio>
+#include <thread>
 
 namespace {
 
@@ -75,6 +81,34 @@ double commit_seconds(stw_runtime *runtime, uint64_t *bytes_out)
     return seconds;
 }
 
+double read_seconds(stw_runtime *runtime, stw_tensor *tensor)
+{
+    const stw_fetch_request request = bench::request_of(tensor, STW_READ, STW_TIER_HOST);
+    stw_view view;
+    const double begin = bench::now_s();
+    must(stw_fetch(runtime, nullptr, &request, 1, &view), "stw_fetch");
+    const double seconds = bench::now_s() - begin;
+    must(stw_release(&view, 1, STW_STREAM_HOST, 0), "stw_release");
+    return seconds;
+}
+
+// The longest read of another thread that begins during the commit.
+double longest_read_seconds(stw_runtime *runtime, stw_tensor *tensor)
+{
+    std::atomic<bool> over{false};
+    double longest = 0;
+    std::thread reader([&] {
+        while (!over) {
+            longest = std::max(longest, read_seconds(runtime, tensor));
+            std::this_thread::sleep_for(std::chrono::microseconds(200));
+        }
+    });
+    must(stw_commit(runtime, nullptr, nullptr), "stw_commit");
+    over = true;
+    reader.join();
+    return longest;
+}
+
 double evict_seconds(stw_runtime *runtime, stw_tensor *tensor)
 {
     const double begin = bench::now_s();
@@ -102,10 +136,12 @@ int main(int count, char **words)
         const double commit_s = commit_seconds(runtime, &changed);
         const double unchanged_s = commit_seconds(runtime, &unchanged);
         if (round < kWarmUp) continue;
+        write_anew(runtime, kept, static_cast<double>(round) + 0.5);
+        const double read_s = longest_read_seconds(runtime, kept);
         std::printf("{\"bytes\": %" PRIu64 ", \"evict_s\": %.6f, \"commit_s\": %.6f, "
-                    "\"unchanged_s\": %.6f, \"commit_bytes\": %" PRIu64
+                    "\"unchanged_s\": %.6f, \"read_s\": %.6f, \"commit_bytes\": %" PRIu64
                     ", \"unchanged_bytes\": %" PRIu64 "}\n",
-                    bytes, evict_s, commit_s, unchanged_s, changed, unchanged);
+                    bytes, evict_s, commit_s, unchanged_s, read_s, changed, unchanged);
         std::fflush(stdout);
     }
     bench::close_runtime(runtime);

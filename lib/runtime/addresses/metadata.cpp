@@ -16,8 +16,8 @@ namespace stepwell {
 namespace {
 
 constexpr uint64_t kNameBytes = 32;         // average of a tensor, for the derived budget
-constexpr uint64_t kNameCopies = 3;         // handle, core, list of names
-constexpr uint64_t kNameNodeBytes = 96;     // node of that list, with the allocator's overhead
+constexpr uint64_t kNameCopies = 2;         // handle, core
+constexpr uint64_t kNameNodeBytes = 72;     // in the list of names, with the allocator's overhead
 constexpr uint64_t kOtherBytes = 8u << 20;  // in flight: transfers, fetches, operations
 
 }  // namespace

@@ -236,9 +236,11 @@ Status TensorRegistry::create_one(const stw_tensor_spec &spec, stw_tensor **tens
     wanted.name = name;
     wanted.bytes = std::max<uint64_t>(bytes, 1);
     STW_TRY(fill_spec(spec, sharding.get(), elements, &wanted));
-    const std::string words = sharding
-                                  ? sharding->words
-                                  : spec_words(spec.dtype, spec.dimensions, spec.shape, "local", 0);
+    std::string words;  // to compare with what is stored
+    if (wanted.durable) {
+        words = sharding ? sharding->words
+                         : spec_words(spec.dtype, spec.dimensions, spec.shape, "local", 0);
+    }
     const auto give = [](stw_tensor *unused) {
         unused->sharding.reset();
         unused->name.clear();
@@ -255,11 +257,7 @@ Status TensorRegistry::create_one(const stw_tensor_spec &spec, stw_tensor **tens
     Status status;
     {
         MutexLock lock(dispatch_.mutex());
-        if (*name && names_.count(name) > 0) {
-            status = Status::error(STW_ERROR_EXISTS, "a tensor named '%s' exists", name);
-        } else {
-            status = register_tensor(wanted, words, tensor.get());
-        }
+        status = register_tensor(wanted, words, tensor.get());
     }
     if (!status.ok()) {
         status.mutable_detail().tensor = name;
@@ -274,10 +272,17 @@ Status TensorRegistry::create_one(const stw_tensor_spec &spec, stw_tensor **tens
 Status TensorRegistry::register_tensor(const residency::TensorSpec &wanted,
                                        const std::string &words, stw_tensor *tensor)
 {
+    const auto take_name_back = [this](stw_tensor *unused)
+                                    STW_REQUIRES(runtime_lock) { names_.erase(unused->name); };
+    std::unique_ptr<stw_tensor, decltype(take_name_back)> named(nullptr, take_name_back);
+    if (!tensor->name.empty()) {
+        if (!names_.emplace(tensor->name, tensor).second)
+            return Status::error(STW_ERROR_EXISTS, "a tensor named '%s' exists",
+                                 tensor->name.c_str());
+        named.reset(tensor);
+    }
     const Status room = metadata_.metadata_room(wanted);
     if (room.ok()) metadata_.prepare_tables(wanted);
-    std::map<std::string, stw_tensor *, std::less<>> named;
-    if (!wanted.name.empty()) named.emplace(wanted.name, tensor);
     Result<TensorId> made =
         room.ok() ? restored_.make_tensor(wanted, words, tensor) : Result<TensorId>(room);
     if (!made.ok()) {
@@ -307,7 +312,7 @@ Status TensorRegistry::register_tensor(const residency::TensorSpec &wanted,
     placement_.count_trained(wanted, tensor);
     handles_.insert(tensor);
     errors_.forget(id);
-    names_.merge(named);
+    (void)named.release();
     metadata_.handles_bytes += sizeof(stw_tensor) + metadata_.name_bytes(wanted.name.size());
     return {};
 }
@@ -415,7 +420,7 @@ void TensorRegistry::unregister_tensor(stw_tensor *tensor, Commands &out)
 Status TensorRegistry::find_tensor(const char *name, stw_tensor **tensor_out)
 {
     MutexLock lock(dispatch_.mutex());
-    const auto found = names_.find(std::string_view(name));
+    const auto found = names_.find(name);
     if (found == names_.end()) {
         return Status::error(STW_ERROR_NOT_FOUND, "there is no tensor named '%.300s'", name);
     }

@@ -7,7 +7,8 @@
 #include "lib/runtime/recording/ground.h"
 #include "lib/support/status.h"
 
-#include <map>
+#include <string_view>
+#include <unordered_map>
 
 struct stw_tensor_info;
 
@@ -96,7 +97,8 @@ private:
     RestoredTensors &restored_;
     Placement &placement_;
     ShardObserver *shards_ = nullptr;  // null: there are no ranks
-    std::map<std::string, stw_tensor *, std::less<>> names_ STW_GUARDED_BY(runtime_lock);
+    // The keys are in the handles.
+    std::unordered_map<std::string_view, stw_tensor *> names_ STW_GUARDED_BY(runtime_lock);
 };
 
 }  // namespace stepwell

@@ -76,6 +76,25 @@ static void *commit_it(void *argument)
     return NULL;
 }
 
+/* Until write_first() a commit waits for this write. */
+static stw_operation *hold_first(committing *here)
+{
+    stw_operation *writes = NULL;
+    stw_fetch_request request = request_of(here->first, STW_READ_WRITE);
+    ok(stw_fetch_async(here->runtime, NULL, &request, 1, &writes));
+    ok(stw_operation_wait(writes, 0));
+    return writes;
+}
+
+static void write_first(stw_operation *writes, float first)
+{
+    stw_view view;
+    ok(stw_fetch_collect(writes, STW_STREAM_HOST, &view, 1));
+    ok(stw_operation_free(writes));
+    for (int i = 0; i < COUNT_EACH; ++i) ((float *)view.pointer)[i] = first + (float)i;
+    view_put(&view);
+}
+
 /* Returns when it has begun. */
 static void begin_commit(committing *here)
 {
@@ -131,20 +150,17 @@ TEST(views_that_read_are_not_in_the_way_of_a_commit)
     machine_close(here.runtime);
 }
 
-/* It waits for a write that is not over as long as the test wants. */
 TEST(beside_a_commit_others_read_and_nobody_writes)
 {
     committing here = opened(STW_RUNTIME_OVERWRITE, NULL);
     stw_operation *writes = NULL;
     stw_view view;
     stw_view read;
-    stw_fetch_request request = request_of(here.first, STW_READ_WRITE);
     tensor_fill_sequence(here.first, COUNT_EACH, 1);
     tensor_fill_sequence(here.second, COUNT_EACH, 2);
     view = view_get(here.runtime, here.second, STW_READ);
     view_put(&view);
-    ok(stw_fetch_async(here.runtime, NULL, &request, 1, &writes));
-    ok(stw_operation_wait(writes, 0));
+    writes = hold_first(&here);
     begin_commit(&here);
     read_second(&here, 2);
     fails(try_second(&here, STW_READ_WRITE, &view), STW_ERROR_BUSY, "told not to wait");
@@ -152,10 +168,7 @@ TEST(beside_a_commit_others_read_and_nobody_writes)
     fails(stw_release(&read, 1, STW_STREAM_HOST, STW_RELEASE_DISCARD), STW_ERROR_BUSY, "a commit");
     ok(try_second(&here, STW_READ, &read));
     assert_int_equal(atomic_load(&here.over), 0);
-    ok(stw_fetch_collect(writes, STW_STREAM_HOST, &view, 1));
-    ok(stw_operation_free(writes));
-    for (int i = 0; i < COUNT_EACH; ++i) ((float *)view.pointer)[i] = (float)(3 + i);
-    view_put(&view);
+    write_first(writes, 3);
     assert_int_equal(pthread_join(here.thread, NULL), 0);
     ok(here.status);
     view_put(&read);
@@ -163,6 +176,29 @@ TEST(beside_a_commit_others_read_and_nobody_writes)
     here = opened(STW_RUNTIME_RESUME, NULL);
     tensor_expect_sequence(here.first, COUNT_EACH, 3);
     tensor_expect_sequence(here.second, COUNT_EACH, 2);
+    machine_close(here.runtime);
+}
+
+/* A fault of an access without a view is served as any other read is. */
+TEST(beside_a_commit_an_access_without_a_view_reads)
+{
+    committing here = opened(STW_RUNTIME_OVERWRITE | STW_RUNTIME_FAULT_IN, NULL);
+    stw_operation *writes = NULL;
+    const volatile float *values;
+    stw_view view;
+    tensor_fill_sequence(here.first, COUNT_EACH, 1);
+    tensor_fill_sequence(here.second, COUNT_EACH, 2);
+    view = view_get(here.runtime, here.second, STW_READ);
+    values = view.pointer;
+    view_put(&view);
+    tensor_to_disk(here.runtime, here.second);
+    writes = hold_first(&here);
+    begin_commit(&here);
+    assert_float(values[7], 9);
+    assert_int_equal(atomic_load(&here.over), 0);
+    write_first(writes, 3);
+    assert_int_equal(pthread_join(here.thread, NULL), 0);
+    ok(here.status);
     machine_close(here.runtime);
 }
 

@@ -266,8 +266,12 @@ Status OptimizerTable::make_state(OptimizerBody &body, stw_tensor *parameter, co
         return {};
     }
     stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
-    const std::string full = body.name + "." + parameter->name + "." + name;
-    spec.name = parameter->name.empty() ? nullptr : full.c_str();
+    std::string full;
+    if (!parameter->name.empty()) {
+        full.reserve(body.name.size() + parameter->name.size() + std::strlen(name) + 2);
+        full.append(body.name).append(".").append(parameter->name).append(".").append(name);
+        spec.name = full.c_str();
+    }
     spec.role = STW_ROLE_OPTIMIZER_STATE;
     spec.dtype = form.dtype;
     spec.dimensions = parameter->dimensions;

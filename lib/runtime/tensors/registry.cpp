@@ -320,17 +320,21 @@ Status TensorRegistry::register_tensor(const residency::TensorSpec &wanted,
 Status TensorRegistry::create_tensors(const stw_tensor_spec *specs, uint32_t n,
                                       stw_tensor **tensors_out)
 {
+    const auto spec_at = [specs](uint32_t i) {
+        const char *at = reinterpret_cast<const char *>(specs) + size_t{i} * specs[0].struct_size;
+        stw_tensor_spec spec{};
+        std::memcpy(&spec, at, std::min<size_t>(specs[0].struct_size, sizeof spec));
+        return spec;
+    };
+    if (n == 1) return create_one(spec_at(0), tensors_out);  // there is nothing to undo
     std::vector<stw_tensor *> made;
     made.reserve(n);
     Commands undone;  // the undo must not allocate
     undone.freed_packs.reserve(n);
-    const auto *at = reinterpret_cast<const char *>(specs);
     const auto create_all = [&]() -> Status {
-        for (uint32_t i = 0; i < n; ++i, at += specs[0].struct_size) {
+        for (uint32_t i = 0; i < n; ++i) {
             stw_tensor *tensor = nullptr;
-            stw_tensor_spec spec{};
-            std::memcpy(&spec, at, std::min<size_t>(specs[0].struct_size, sizeof spec));
-            STW_TRY(create_one(spec, &tensor));
+            STW_TRY(create_one(spec_at(i), &tensor));
             made.push_back(tensor);
         }
         return {};

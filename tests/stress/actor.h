@@ -7,6 +7,9 @@
 
 namespace stress {
 
+// Values stay whole numbers that a float holds exactly.
+constexpr uint64_t kValueMax = 1u << 23;
+
 class Actor {
 public:
     Actor(World &world, uint32_t number);
@@ -55,13 +58,15 @@ private:
     stw_status copy_behind(const stw_fetch_request *requests, uint32_t n, stw_view *views);
     void check_owned(const Owned &owned, const float *values, uint64_t count, uint64_t floor,
                      uint64_t distrust, float slack = 0);
+    Owned &any_owned();
+
+    // train.cpp: its parameters and their gradients
     void train();
     stw_status step_early(uint32_t parameter);
     void reduce_into(uint32_t parameter, uint64_t amount);
     bool reduce_view(stw_tensor *gradient, uint64_t elements, uint64_t amount);
     void sum_operation();
     void restart_parameters();
-    Owned &any_owned();
 
     // hints, evictions, statistics
     void hint_operation();

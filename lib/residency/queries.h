@@ -116,6 +116,11 @@ public:
     // For sentences.
     [[nodiscard]] std::string place_name(PlaceId place) const { return places_.name(place); }
     [[nodiscard]] PlaceUsage usage(PlaceId place) const;  // looks at every block that is there
+    // While a place shrinks: that before, which what is there may still take.
+    [[nodiscard]] uint64_t settled_budget(PlaceId place) const
+    {
+        return places_.is_shrinking(place) ? places_.budget_before(place) : budget_blocks(place);
+    }
     [[nodiscard]] uint64_t budget_blocks(PlaceId place) const
     {
         return places_.arena(place).budget();

@@ -66,7 +66,7 @@ Status Reporter::tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stat
     }
     stats.adopted_bytes = host ? reductions_.adopted_bytes : 0;
     const uint64_t kept = host ? machine_.kept_bytes() : 0;
-    stats.budget_bytes = usage.budget_blocks * machine_.block_bytes + kept;
+    stats.budget_bytes = dispatch_.core.settled_budget(place) * machine_.block_bytes + kept;
     stats.used_bytes = usage.used_blocks * machine_.block_bytes + kept;
     stats.peak_bytes = usage.peak_blocks * machine_.block_bytes + kept;
     stats.pinned_bytes = usage.pinned_blocks * machine_.block_bytes;

@@ -245,5 +245,20 @@ TEST_F(CoreTest, RunsThatFitBesideWhatCannotLeaveAreMade)
     }
 }
 
+TEST_F(CoreTest, APlaceThatShrinksHasItsOldBudgetUntilItIsThere)
+{
+    open(0, 4, 0);
+    const TensorId a = create("a", 3 * kBlock);
+    fill(a, kHost);
+    Commands out;
+    EXPECT_EQ(core_->shrink(kHost, 2, out), 1u) << "it has nowhere to go";
+    EXPECT_EQ(core_->settled_budget(kHost), 4u);
+    core_->set_budget(kHost, 4, out);
+    EXPECT_EQ(core_->shrink(kHost, 3, out), 0u);
+    core_->set_budget(kHost, 3, out);
+    EXPECT_EQ(core_->settled_budget(kHost), 3u);
+    take(out);
+}
+
 }  // namespace
 }  // namespace stepwell::residency

@@ -171,16 +171,16 @@ void Core::claim_tensor(ClaimId claim, TensorId id)
 void Core::lend(ClaimId claim, TensorId id, Commands &out)
 {
     STW_ASSERT(tensors_[id].claim() == claim && tensors_[id].claim_users == 0);
-    tensors_[id].lent = true;
+    tensors_[id].stage = ClaimStage::kLent;
     runner_.advance(out);
 }
 
 void Core::lend_once(TensorId id, Commands &out)
 {
     if (tensors_[id].claim_users > 0) return;
-    tensors_[id].lent = true;
+    const ClaimStage before = std::exchange(tensors_[id].stage, ClaimStage::kLent);
     runner_.advance(out);
-    tensors_[id].lent = false;
+    if (tensors_[id].stage == ClaimStage::kLent) tensors_[id].stage = before;
 }
 
 void Core::empty_tensor(TensorId id, Commands &out)
@@ -197,7 +197,7 @@ void Core::unclaim_tensor(ClaimId claim, TensorId id, bool empties, Commands &ou
     const bool held = mine == tensor.claims.begin();
     STW_ASSERT(!held || tensor.claim_users == 0);
     if (held) tensor.older = kNone;
-    if (held) tensor.lent = false;
+    if (held) tensor.stage = ClaimStage::kNext;
     if (held && empties && tensor.readers == 0 && !tensor.writer) empty_tensor(id, out);
     tensor.claims.erase(mine);
     if (tensor.claims.empty()) write_back_.end_claims(packs_[tensor.pack]);

@@ -59,6 +59,8 @@ bool Deadlocks::locks_may_come(const Fetch &fetch, const Knot &knot) const
     for (const Request &request : fetch.asked.requests) {
         const Tensor &tensor = tensors_[request.tensor];
         if (!tensor.bars(fetch.asked.claim, request.access != Access::kRead)) continue;
+        const bool ahead = (fetch.asked.flags & kFetchAhead) != 0;
+        if (ahead && tensor.stage == ClaimStage::kNext && is_exclusive(tensor.claim())) continue;
         for (const ClaimId claim : tensor.claims) {
             if (claim == fetch.asked.claim) break;
             if (!claim_moves(claim, knot)) return false;

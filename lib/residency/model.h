@@ -109,6 +109,12 @@ struct Pack {
     std::array<uint32_t, kPlacesMax> gates_draining{};  // closed, with pins when last looked at
 };
 
+enum class ClaimStage : uint8_t {  // of the claim that holds a tensor
+    kNext,                         // nothing was out under it yet
+    kBegun,
+    kLent  // see Core::lend
+};
+
 struct Tensor {
     TensorSpec spec;
     PackId pack = kNone;
@@ -124,8 +130,8 @@ struct Tensor {
     uint32_t fetches = 0;      // that name it and are not answered
     bool writer = false;
     bool hinted = false;  // its writer is a prefetch that only reserves room
-    bool lent = false;    // by its claim, see Core::lend
     bool alive = false;
+    ClaimStage stage = ClaimStage::kNext;
     Contents contents = Contents::kEmpty;
     Status cause;  // of kFailed, and of kValid where an update missed it: reads are refused with it
 

@@ -31,7 +31,12 @@ public:
     {
         return tensors_[tensor].bars(claim, access != Access::kRead);
     }
-    [[nodiscard]] bool is_lent(TensorId tensor) const { return tensors_[tensor].lent; }
+    [[nodiscard]] ClaimStage claim_stage(TensorId tensor) const { return tensors_[tensor].stage; }
+    // Something is out under the claim that has the tensor, and comes back by itself.
+    [[nodiscard]] bool claim_is_used(TensorId tensor) const
+    {
+        return tensors_[tensor].claim_users > 0;
+    }
     [[nodiscard]] bool has_claims() const;
 
     // ---- scores of a policy of the program -----------------------------------------------------

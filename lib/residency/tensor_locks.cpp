@@ -111,14 +111,28 @@ bool TensorLocks::gates_in_the_way(TensorId id, const Fetch &fetch, const Reques
     return pins > 0;
 }
 
+bool TensorLocks::waits_for_claim(const Fetch &fetch, const Tensor &tensor, bool writes)
+{
+    if (!tensor.bars(fetch.asked.claim, writes)) return false;
+    if (fetch.asked.claim != 0) return true;
+    switch (tensor.stage) {
+    case ClaimStage::kNext:
+        // A claim that only reads waits for no view that reads, so it ends by itself.
+        return (fetch.asked.flags & kFetchAhead) == 0 || !is_exclusive(tensor.claim());
+    case ClaimStage::kBegun: return true;
+    case ClaimStage::kLent: return writes || (fetch.asked.flags & kFetchLent) == 0;
+    }
+    return true;
+}
+
 bool TensorLocks::conflicts_with(const Fetch &fetch, const Request &request, PlaceId place)
 {
     Tensor &tensor = tensors_[request.tensor];
     const ClaimId claim = fetch.asked.claim;
     const bool writes = is_write(request);
-    if (claim != 0 && tensor.claim() == claim) tensor.lent = false;
-    const bool lent = tensor.lent && !writes && claim == 0 && (fetch.asked.flags & kFetchLent) != 0;
-    if ((tensor.bars(claim, writes) && !lent) || tensor.writer) return true;
+    if (claim != 0 && tensor.claim() == claim && tensor.stage == ClaimStage::kLent)
+        tensor.stage = ClaimStage::kBegun;
+    if (waits_for_claim(fetch, tensor, writes) || tensor.writer) return true;
     if (is_alone(fetch, request) && tensor.readers > 0 && !beside_readers(fetch)) return true;
     if (gates_in_the_way(request.tensor, fetch, request, place)) return true;
     const BlockRange range = packs_.blocks_of(tensor, request.byte_begin, request.byte_count);
@@ -264,6 +278,7 @@ void TensorLocks::lock(Fetch &fetch)
             STW_ASSERT(tensor.claim() == fetch.asked.claim);
             STW_ASSERT(!writes || is_exclusive(fetch.asked.claim));
             ++tensor.claim_users;
+            tensor.stage = ClaimStage::kBegun;
         } else if (writes) {
             tensor.writer = true;
             tensor.hinted = is_hint(fetch);

@@ -30,6 +30,7 @@ public:
     [[nodiscard]] std::string describe_conflict(const Fetch &fetch) const;
 
 private:
+    static bool waits_for_claim(const Fetch &fetch, const Tensor &tensor, bool writes);
     bool conflicts_with(const Fetch &fetch, const Request &request, PlaceId place);
     bool gates_in_the_way(TensorId tensor, const Fetch &fetch, const Request &request,
                           PlaceId place);

@@ -4,6 +4,7 @@
  * bytes are kept, nobody else's bytes are ever seen there, and what cannot be fetched has a name.
  */
 #include "support.h"
+#include "touched.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -13,22 +14,6 @@
 
 enum { TENSORS = 12, ELEMENTS = 2 * 16384 }; /* two blocks each, in a budget of eight */
 
-static machine machine_touched(void)
-{
-    machine wanted = machine_small();
-    wanted.host_blocks = 0;
-    wanted.flags = STW_RUNTIME_FAULT_IN;
-    return wanted;
-}
-
-static float *address_of(stw_tensor *tensor)
-{
-    void *pointer = NULL;
-    uint64_t bytes = 0;
-    ok(stw_tensor_address(tensor, 0, &pointer, &bytes));
-    return pointer;
-}
-
 static void make_all(stw_runtime *runtime, stw_tensor **tensors, float **addresses)
 {
     char name[16];
@@ -36,7 +21,7 @@ static void make_all(stw_runtime *runtime, stw_tensor **tensors, float **address
         snprintf(name, sizeof name, "t%d", i);
         tensors[i] = tensor_f32(runtime, name, ELEMENTS);
         tensor_fill_sequence(tensors[i], ELEMENTS, (float)(i * 1000));
-        addresses[i] = address_of(tensors[i]);
+        addresses[i] = touched_address(tensors[i]);
     }
 }
 
@@ -58,14 +43,8 @@ static uint64_t open_views(stw_runtime *runtime)
 /* The report has so many faults of the tensor. */
 static void expect_touches(stw_runtime *runtime, const char *name, unsigned reads, unsigned writes)
 {
-    char words[128];
-    const char *at = strstr(report_text(runtime), "\"touches\"");
-    unsigned found[2] = {0, 0};
-    assert_non_null(at);
-    snprintf(words, sizeof words, "\"tensor\": \"%s\"", name);
-    at = strstr(at, words);
-    if (at != NULL && (at = strstr(at, "\"reads\": ")) != NULL)
-        sscanf(at, "\"reads\": %u, \"writes\": %u", &found[0], &found[1]);
+    unsigned found[2];
+    touched_counts(runtime, name, found);
     assert_int_equal(found[0], reads);
     assert_int_equal(found[1], writes);
 }
@@ -113,7 +92,7 @@ TEST(what_is_written_without_a_view_is_kept)
     assert_float(addresses[0][9], 6.0F);
     /* What was never written is zeros beside what is written now. */
     stw_tensor *fresh = tensor_f32(runtime, "fresh", ELEMENTS);
-    float *empty = address_of(fresh);
+    float *empty = touched_address(fresh);
     empty[3] = 1.0F;
     for (int i = 0; i < ELEMENTS; ++i) assert_float(empty[i], i == 3 ? 1.0F : 0.0F);
     machine_close(runtime);
@@ -157,7 +136,7 @@ TEST(what_is_written_beside_open_views_that_read_is_kept)
     for (int i = 0; i < 2; ++i) {
         small[i] = tensor_f32(runtime, i == 0 ? "small" : "beside", 16);
         tensor_fill_sequence(small[i], 16, 0.0F);
-        few[i] = address_of(small[i]);
+        few[i] = touched_address(small[i]);
     }
     for (int round = 0; round < 3; ++round) {
         for (int i = 0; i < TENSORS; ++i) {
@@ -291,7 +270,7 @@ TEST(after_a_step_the_updated_bytes_are_read)
         ok(stw_tensor_fill(parameters[i], 100.0, NULL));
         snprintf(name, sizeof name, "g%d", i);
         gradients[i] = tensor_f32(runtime, name, ELEMENTS);
-        addresses[i] = address_of(parameters[i]);
+        addresses[i] = touched_address(parameters[i]);
         optimizer_add(optimizer, parameters[i], gradients[i]);
     }
     for (int step = 1; step <= 20; ++step) {
@@ -430,7 +409,7 @@ TEST(what_cannot_be_fetched_goes_to_the_handler_and_has_a_name)
     assert_string_equal(info.tensor, "t0");
     ok(stw_runtime_clear_error(runtime));
     stw_tensor *empty = tensor_f32(runtime, "nothing", 16);
-    assert_true(jumps(address_of(empty), &value));
+    assert_true(jumps(touched_address(empty), &value));
     assert_int_equal(stw_runtime_error(runtime, &info), STW_ERROR_EMPTY);
     ok(stw_runtime_clear_error(runtime));
     ok(stw_runtime_close(runtime, 0, 0));
@@ -492,7 +471,7 @@ static void touch_nothing(void)
     machine wanted = machine_touched();
     stw_runtime *runtime;
     if (machine_try_open(&wanted, &runtime) != STW_OK) _exit(1);
-    float value = *(volatile float *)address_of(tensor_f32(runtime, "never-written", 16));
+    float value = *(volatile float *)touched_address(tensor_f32(runtime, "never-written", 16));
     _exit(value == 0.0F ? 2 : 3);
 }
 
@@ -516,8 +495,8 @@ static void copy_by_one_instruction(void)
     stw_tensor *tensors[2] = {tensor_f32(runtime, "from", elements),
                               tensor_f32(runtime, "to", elements)};
     for (int i = 0; i < 2; ++i) ok(stw_tensor_fill(tensors[i], i, NULL));
-    const void *from = address_of(tensors[0]);
-    void *to = address_of(tensors[1]);
+    const void *from = touched_address(tensors[0]);
+    void *to = touched_address(tensors[1]);
     size_t bytes = 64;
     __asm__ volatile("rep movsb" : "+S"(from), "+D"(to), "+c"(bytes) : : "memory");
     _exit(2);
@@ -552,10 +531,10 @@ static void touch_before_the_verdict(void)
         options.flags = step == 0 ? STW_UPDATE_WAIT : STW_UPDATE_SPECULATE;
         ok(stw_optimizer_step(optimizer, &options, NULL));
     }
-    const volatile float *values = address_of(parameter);
+    const volatile float *values = touched_address(parameter);
     /* As they are, updated before the verdict or not. */
     if (!(values[0] < 1.0F && values[ELEMENTS - 1] == values[0])) _exit(2);
-    volatile float *const theirs = address_of(gradient);
+    volatile float *const theirs = touched_address(gradient);
     if (theirs[0] != 1.0F) _exit(3);
     theirs[0] = 2.0F;
     _exit(4);

@@ -11,12 +11,14 @@
 #include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/views/ends.h"
+#include "lib/runtime/views/sleepers.h"
 #include "lib/support/fault_handler.h"
 #include "lib/support/signals.h"
 #include "lib/update/pipeline.h"
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <system_error>
 #include <utility>
 
@@ -100,13 +102,12 @@ try {
     } else if (writes && (range.tensor->flags & STW_TENSOR_READ_ONLY) != 0) {
         status = Status::error(STW_ERROR_INVALID, "it is read-only");
     } else {
-        status = fetch_touched(range, views_.number_of(fault.thread));
-    }
-    // The first write to an empty tensor; the rest of it must not show bytes of another one. The
-    // zeros are for the first of several threads that write: for the others it has contents.
-    if (status.code() == STW_ERROR_EMPTY && writes) {
-        status = machine_.pipeline->zero(range.tensor->id, range.tensor->bytes);
-        if (status.ok()) status = fetch_touched(range, views_.number_of(fault.thread));
+        // An interrupt ends calls: here there is none to return from.
+        residency::Instant begin = 0;
+        do {
+            begin = dispatch_.now();
+            status = fetch_or_fill(range, views_.number_of(fault.thread));
+        } while (status.code() == STW_ERROR_INTERRUPTED && interrupted_since(begin));
     }
     if (status.ok()) return status;
     status = Status::error(status.code(),
@@ -121,10 +122,20 @@ try {
     return Status::error(STW_ERROR_MEMORY, "no memory to serve an access without a view");
 }
 
+// A fault of another thread may wait for the thread's verdict, or for its view of the tensor.
+bool Faults::is_waited_for(uint32_t owner, const stw_tensor *tensor)
+{
+    const MutexLock lock(dispatch_.mutex());
+    const std::vector<const stw_tensor *> viewed = sleepers_.viewed_by(owner);
+    return (owner != 0 && machine_.pipeline->verdict_from(tensor->id) == owner) ||
+           std::find(viewed.begin(), viewed.end(), tensor) != viewed.end();
+}
+
 // A speculative update is read before its verdict, which this thread may have to give.
 Status Faults::fetch_touched(const RequestedRange &range, uint32_t owner)
 {
-    const Touches::Turn turn(*machine_.touches, range.tensor);
+    std::optional<Touches::Turn> turn;
+    if (!is_waited_for(owner, range.tensor)) turn.emplace(*machine_.touches, range.tensor);
     std::vector<stw_view> weaker;
     if (machine_.touches->has(range.tensor, range.access != STW_READ, &weaker)) return {};
     if (!weaker.empty()) (void)ends_.release(weaker.data(), 1, STW_STREAM_SYNCED, {});
@@ -156,6 +167,22 @@ Status Faults::fetch_touched(const RequestedRange &range, uint32_t owner)
             dispatch_.give_way_soon();
     });
     return {};
+}
+
+bool Faults::interrupted_since(residency::Instant begin)
+{
+    const MutexLock lock(dispatch_.mutex());
+    return !dispatch_.interrupted_since(begin).ok();
+}
+
+// The first write to an empty tensor; the rest of it must not show bytes of another one. The zeros
+// are for the first of several threads that write: for the others it has contents.
+Status Faults::fetch_or_fill(const RequestedRange &range, uint32_t owner)
+{
+    Status status = fetch_touched(range, owner);
+    if (status.code() != STW_ERROR_EMPTY || range.access == STW_READ) return status;
+    STW_TRY(machine_.pipeline->zero(range.tensor->id, range.tensor->bytes));
+    return fetch_touched(range, owner);
 }
 
 void Faults::give_way()

@@ -9,13 +9,19 @@
 namespace stepwell {
 
 class AddressTable;
+class Sleepers;
 class ViewEnds;
 class Fetches;
 
 class Faults final : public DispatchHook, public FaultServer, Grounded {
 public:
-    Faults(const Ground &ground, AddressTable &addresses, ViewEnds &ends, Fetches &fetches)
-        : Grounded(ground), addresses_(addresses), ends_(ends), fetches_(fetches)
+    Faults(const Ground &ground, AddressTable &addresses, ViewEnds &ends, Sleepers &sleepers,
+           Fetches &fetches)
+        : Grounded(ground),
+          addresses_(addresses),
+          ends_(ends),
+          sleepers_(sleepers),
+          fetches_(fetches)
     {
     }
 
@@ -28,10 +34,14 @@ private:
     stw_tensor *tensor_at(uintptr_t address, residency::PlaceId *place_out)
         STW_REQUIRES(runtime_lock);
     Status serve(const MemoryFault &fault) override;
+    bool interrupted_since(residency::Instant begin);
+    bool is_waited_for(uint32_t owner, const stw_tensor *tensor);
     Status fetch_touched(const RequestedRange &range, uint32_t owner);
+    Status fetch_or_fill(const RequestedRange &range, uint32_t owner);
 
     AddressTable &addresses_;
     ViewEnds &ends_;
+    Sleepers &sleepers_;
     Fetches &fetches_;
 };
 

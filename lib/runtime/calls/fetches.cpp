@@ -45,6 +45,12 @@ residency::FetchAsked Fetches::asked_of(const Waiter &waiter) const
     if (std::all_of(waiter.plan.ranges.begin(), waiter.plan.ranges.end(), lent))
         asked.flags |= residency::kFetchLent;
     if (waiter.plan.beside_readers) asked.flags |= residency::kFetchBesideReaders;
+    const auto viewed = [&](const RequestedRange &range) STW_REQUIRES(runtime_lock) {
+        return sleepers_.has_own_view(waiter, range.tensor);
+    };
+    if (waiter.plan.beside_readers &&
+        std::all_of(waiter.plan.ranges.begin(), waiter.plan.ranges.end(), viewed))
+        asked.flags |= residency::kFetchAhead;
     for (const RequestedRange &range : waiter.plan.ranges) {
         if (range.scratch != residency::kNone) {
             asked.requests.push_back(

@@ -314,7 +314,7 @@ Runtime::Runtime(const stw_runtime_options &options, stw_runtime *handle, uint64
                         ranks.collectives, ranks.sums, calls.fetches},
             .steps{ground, tensors.placement, views.streams, views.ends, updates.pieces,
                    planning.plans, planning.prefetcher, victims, ranks.wholes, meters, optimizers},
-            .faults{ground, addresses.table, views.ends, calls.fetches}}
+            .faults{ground, addresses.table, views.ends, views.sleepers, calls.fetches}}
 {
     add_hooks();
     recorder.enabled = (options.flags & STW_RUNTIME_NO_PLAN) == 0;

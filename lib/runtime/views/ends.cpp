@@ -7,6 +7,7 @@
 #include "lib/runtime/addresses/addresses.h"
 #include "lib/runtime/dispatch/snapshot.h"
 #include "lib/runtime/handles/release_hint.h"
+#include "lib/runtime/machine/touches.h"
 #include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/tensors/buffers.h"
@@ -86,6 +87,7 @@ Status ViewEnds::release(stw_view *views, uint32_t n, void *stream, ReleaseHint 
         if (hint.concerns_core()) recorder_.drain_hits();
         if (hint.concerns_core()) recorder_.note_release(view, step, hint);
         core.gate_idle(tensor->id, out);
+        end_touches_beside(*tensor);
         if (hint.discard()) {
             status = drop_contents(tensor, out, core);
         } else if (hint.far() || hint.near()) {
@@ -151,6 +153,13 @@ Status ViewEnds::end_view(uint32_t index, ViewSlot &slot, memory::DeviceStreams:
     return copy.access == STW_REDUCE ? release_reduce(copy, hint) : release_converted(copy, hint);
 }
 
+// A view that a touch keeps was not in the way of those who waited for this one already.
+void ViewEnds::end_touches_beside(const stw_tensor &tensor)
+{
+    if (machine_.touches && machine_.touches->any() && dispatch_.core.is_awaited(tensor.id, 0))
+        dispatch_.give_way_soon();
+}
+
 // For a view that the core pinned.
 Status ViewEnds::end_pinned(const ViewSlot &view, ReleaseHint hint)
 {
@@ -175,6 +184,7 @@ Status ViewEnds::end_pinned(const ViewSlot &view, ReleaseHint hint)
                                          release.byte_begin, release.byte_count};
         recorder_.note_release(request, view.step, hint);
         core.release(release, out);
+        end_touches_beside(*tensor);
         version = core.version(tensor->id);
         if (view.access == STW_READ && release.discard) status = drop_contents(tensor, out, core);
         if (view.access == STW_REDUCE && !release.abandon)

@@ -55,6 +55,7 @@ private:
     void end_on_stream(const ViewSlot &slot, memory::DeviceStreams::Id stream);
     Status end_hit(uint32_t index, const ViewSlot &slot, ThreadState *state, ReleaseHint hint);
     Status end_pinned(const ViewSlot &view, ReleaseHint hint);
+    void end_touches_beside(const stw_tensor &tensor) STW_REQUIRES(runtime_lock);
     Status drop_contents(stw_tensor *tensor, Commands &out, Core &core) STW_REQUIRES(runtime_lock);
     Measured measure_gradient(const ViewSlot &view, ReleaseHint hint);
     Status release_reduce(const ViewSlot &slot, ReleaseHint hint);

@@ -42,7 +42,8 @@ bool Sleepers::reads_lent(uint32_t flags, const stw_tensor *tensor) const
     return (flags & STW_FETCH_SPECULATED) != 0 && !machine_.pipeline->undoes(tensor->id);
 }
 
-// True if the fetch would wait for a view of its own thread or step.
+// True if the fetch would wait for a view of its own thread or step. One that a touch keeps ends by
+// itself.
 bool Sleepers::waits_for_itself(const Waiter &waiter, std::string *tensor_out)
 {
     for (uint32_t index = 0; index < views_.slots_used(); ++index) {
@@ -50,15 +51,19 @@ bool Sleepers::waits_for_itself(const Waiter &waiter, std::string *tensor_out)
         const ViewSlot &view = views_.slot(index);
         const bool own = (waiter.owner != 0 && view.owner == waiter.owner) ||
                          (waiter.plan.step != 0 && view.step == waiter.plan.step);
-        if (!own || view.scratch != residency::kNone) continue;
+        if (!own || view.scratch != residency::kNone || view.touched) continue;
         for (const RequestedRange &range : waiter.plan.ranges) {
             if (range.scratch != residency::kNone) continue;
             const bool beside = waiter.plan.beside_readers && view.place == range.place;
             const bool writes = view.access != STW_READ || (range.access != STW_READ && !beside);
-            const bool lent = dispatch_.core.is_lent(range.tensor->id) &&
+            const residency::ClaimStage stage = dispatch_.core.claim_stage(range.tensor->id);
+            const bool ahead =
+                waiter.plan.beside_readers && stage == residency::ClaimStage::kNext;
+            const bool lent = stage == residency::ClaimStage::kLent &&
                               reads_lent(waiter.plan.flags, range.tensor);
             const bool claimed =
-                !lent && dispatch_.core.is_barred(range.tensor->id, residency::Access::kRead);
+                !lent && !ahead &&
+                dispatch_.core.is_barred(range.tensor->id, residency::Access::kRead);
             const bool same = range.tensor == view.tensor && (writes || claimed);
             const bool elsewhere = dispatch_.core.pack_of(range.tensor->id) ==
                                        dispatch_.core.pack_of(view.tensor->id) &&
@@ -76,7 +81,7 @@ std::vector<const stw_tensor *> Sleepers::viewed_by(uint32_t owner) const
     std::vector<const stw_tensor *> viewed;
     for (uint32_t index = 0; owner != 0 && index < views_.slots_used(); ++index) {
         const ViewSlot &view = views_.slot(index);
-        if (view.owner != owner || !views_.is_open(index)) continue;
+        if (view.owner != owner || !views_.is_open(index) || view.touched) continue;
         if (view.scratch == residency::kNone) viewed.push_back(view.tensor);
     }
     return viewed;
@@ -87,7 +92,7 @@ bool Sleepers::has_own_view(const Waiter &waiter, const stw_tensor *tensor) cons
 {
     for (uint32_t index = 0; index < views_.slots_used(); ++index) {
         const ViewSlot &view = views_.slot(index);
-        if (!views_.is_open(index) || view.tensor != tensor) continue;
+        if (!views_.is_open(index) || view.tensor != tensor || view.touched) continue;
         const bool own = (waiter.owner != 0 && view.owner == waiter.owner) ||
                          (waiter.plan.step != 0 && view.step == waiter.plan.step);
         if (own && view.scratch == residency::kNone) return true;
@@ -171,6 +176,8 @@ Status Sleepers::own_verdict(const Waiter &waiter) const
     const residency::TensorId tensor = dispatch_.core.waits_for(fetch_of(waiter));
     if (tensor == residency::kNone) return {};
     const bool early = (waiter.plan.flags & STW_FETCH_SPECULATED) != 0;
+    // A commit has it, and the update is behind.
+    if (early && dispatch_.core.claim_is_used(tensor)) return {};
     const std::optional<uint32_t> thread = machine_.pipeline->verdict_from(tensor, early);
     const uint32_t owner = waiter.owner != 0 ? waiter.owner : recorder_.owner_number();
     if (!thread || *thread == 0 || *thread != owner) return {};

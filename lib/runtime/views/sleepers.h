@@ -44,7 +44,7 @@ public:
     [[nodiscard]] bool reads_lent(uint32_t flags, const stw_tensor *tensor) const;
     Status self_wait(stw_tensor *tensor, residency::Access access, uint32_t owner,
                      uint32_t flags = 0);
-    // The tensors of which the thread holds views.
+    // The tensors of which the thread holds views; those that touches keep are not among them.
     [[nodiscard]] std::vector<const stw_tensor *> viewed_by(uint32_t owner) const;
     [[nodiscard]] bool has_own_view(const Waiter &waiter, const stw_tensor *tensor) const;
     void sleep_follows(residency::FetchId before, residency::FetchId after)

@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * STW_RUNTIME_FAULT_IN: touches beside what waits: views that they keep end for everybody who waits
+ * for them, and no touch waits for what only its own thread would end.
+ */
+#include "support.h"
+#include "touched.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <sched.h>
+
+enum { ELEMENTS = 2 * 16384 };
+
+static stw_tensor *tensor_of(stw_runtime *runtime, const char *name, float value)
+{
+    stw_tensor *tensor = tensor_f32(runtime, name, ELEMENTS);
+    ok(stw_tensor_fill(tensor, value, NULL));
+    return tensor;
+}
+
+/* What another thread does, to its end. */
+typedef struct work {
+    stw_runtime *runtime;
+    stw_tensor *tensor;
+    stw_operation *operation;
+    volatile float *address;
+    stw_status status;
+    float seen;
+    int ends;
+    pthread_t thread;
+} work;
+
+static void begin(work *mine, void *(*body)(void *))
+{
+    assert_int_equal(pthread_create(&mine->thread, NULL, body, mine), 0);
+}
+
+static void join(const work *mine)
+{
+    assert_int_equal(pthread_join(mine->thread, NULL), 0);
+    ok(mine->status);
+}
+
+static void *fill_with_fives(void *argument)
+{
+    work *mine = argument;
+    mine->status = stw_tensor_fill(mine->tensor, 5.0, NULL);
+    return NULL;
+}
+
+static void *ask_to_write(void *argument)
+{
+    work *mine = argument;
+    const stw_fetch_request request = request_of(mine->tensor, STW_READ_WRITE);
+    mine->status = stw_fetch_async(mine->runtime, NULL, &request, 1, &mine->operation);
+    return NULL;
+}
+
+static void *touch(void *argument)
+{
+    work *mine = argument;
+    mine->seen = touched_read(mine->address);
+    return NULL;
+}
+
+static void *touch_to_write(void *argument)
+{
+    work *mine = argument;
+    mine->address[0] = 7.0F;
+    return NULL;
+}
+
+static void *touch_again_and_again(void *argument)
+{
+    work *mine = argument;
+    while (!__atomic_load_n(&mine->ends, __ATOMIC_ACQUIRE))
+        for (int i = 0; i < ELEMENTS; i += 1024) mine->seen = touched_read(mine->address + i);
+    return NULL;
+}
+
+/* A fetch of it would wait, so somebody else waits for it or has it. */
+static void await_busy(stw_runtime *runtime, stw_tensor *tensor)
+{
+    const stw_fetch_request request = request_of(tensor, STW_READ);
+    const stw_fetch_options options = {.struct_size = sizeof options, .flags = STW_FETCH_TRY};
+    stw_view view;
+    while (stw_fetch(runtime, &options, &request, 1, &view) == STW_OK) view_put(&view);
+}
+
+static void await_touches(stw_runtime *runtime, const char *name, unsigned reads, unsigned writes)
+{
+    unsigned found[2] = {0, 0};
+    do {
+        touched_counts(runtime, name, found);
+    } while (found[0] < reads || found[1] < writes);
+}
+
+TEST(a_write_beside_an_own_view_goes_before_what_waits_for_that_view)
+{
+    stw_runtime *runtime = machine_open_as(machine_touched());
+    work other = {.runtime = runtime, .tensor = tensor_of(runtime, "x", 1.0F)};
+    volatile float *const address = touched_address(other.tensor);
+    stw_view view = view_get(runtime, other.tensor, STW_READ);
+    begin(&other, fill_with_fives);
+    await_busy(runtime, other.tensor);
+    address[5] = 2.0F;
+    assert_float(((const volatile float *)view.pointer)[5], 2.0F);
+    view_put(&view);
+    join(&other);
+    assert_float(touched_read(address + 5), 5.0F);
+    machine_close(runtime);
+}
+
+TEST(who_waits_for_a_view_gets_on_when_it_ends_beside_a_touch)
+{
+    stw_runtime *runtime = machine_open_as(machine_touched());
+    work other = {.runtime = runtime, .tensor = tensor_of(runtime, "x", 1.0F)};
+    volatile float *const address = touched_address(other.tensor);
+    stw_view view = view_get(runtime, other.tensor, STW_READ), granted;
+    begin(&other, ask_to_write);
+    join(&other);
+    assert_int_equal(stw_operation_poll(other.operation), STW_PENDING);
+    address[5] = 2.0F;
+    view_put(&view);
+    ok(stw_operation_wait(other.operation, 20 * SECOND_NS));
+    ok(stw_fetch_collect(other.operation, STW_STREAM_HOST, &granted, 1));
+    ok(stw_operation_free(other.operation));
+    assert_float(((float *)granted.pointer)[5], 2.0F);
+    view_put(&granted);
+    machine_close(runtime);
+}
+
+/* A parameter that was updated speculatively by this thread. */
+typedef struct speculated {
+    stw_runtime *runtime;
+    stw_optimizer *optimizer;
+    stw_tensor *parameter, *gradient;
+    volatile float *address;
+} speculated;
+
+static void step_with(const speculated *here, uint32_t flags)
+{
+    stw_update_options options = STW_UPDATE_OPTIONS_INIT;
+    options.flags = flags;
+    ok(stw_optimizer_step(here->optimizer, &options, NULL));
+}
+
+static speculated speculate(void)
+{
+    machine wanted = machine_touched();
+    wanted.device_blocks = 24;
+    speculated here = {.runtime = machine_open_as(wanted)};
+    here.optimizer = optimizer_make(here.runtime, STW_OPTIMIZER_SGD);
+    here.parameter = tensor_of(here.runtime, "weights", 1.0F);
+    here.gradient = tensor_of(here.runtime, "gradient", 1.0F);
+    here.address = touched_address(here.parameter);
+    optimizer_add(here.optimizer, here.parameter, here.gradient);
+    step_with(&here, STW_UPDATE_WAIT); /* gives the states contents */
+    ok(stw_tensor_fill(here.gradient, 1.0, NULL));
+    step_with(&here, STW_UPDATE_SPECULATE);
+    ok(stw_runtime_drain(here.runtime, 0));
+    return here;
+}
+
+static void close_speculated(const speculated *here)
+{
+    ok(stw_optimizer_destroy(here->optimizer));
+    machine_close(here->runtime);
+}
+
+TEST(an_interrupt_does_not_end_a_touch)
+{
+    const speculated here = speculate();
+    work other = {.runtime = here.runtime, .address = here.address};
+    begin(&other, touch_to_write);
+    await_touches(here.runtime, "weights", 0, 1);
+    for (int i = 0; i < 20; ++i) {
+        const stw_fetch_request request = request_of(here.gradient, STW_READ);
+        stw_operation *operation;
+        ok(stw_runtime_interrupt(here.runtime));
+        ok(stw_fetch_async(here.runtime, NULL, &request, 1, &operation));
+        (void)stw_operation_wait(operation, 5 * MILLISECOND_NS);
+        ok(stw_operation_free(operation));
+    }
+    step_with(&here, STW_UPDATE_REJECT);
+    join(&other);
+    assert_float(touched_read(here.address), 7.0F);
+    close_speculated(&here);
+}
+
+/* The other one waits for the verdict of this thread, which itself touches the same. */
+TEST(who_gives_a_verdict_does_not_wait_for_the_fault_of_who_waits_for_it)
+{
+    for (int writes = 0; writes < 2; ++writes) {
+        const speculated here = speculate();
+        work other = {.runtime = here.runtime, .address = here.address};
+        begin(&other, writes ? touch_to_write : touch);
+        await_touches(here.runtime, "weights", !writes, (unsigned)writes);
+        const uint64_t begin_ns = clock_ns();
+        const float seen = touched_read(here.address);
+        assert_true(clock_ns() - begin_ns < 20 * SECOND_NS);
+        assert_true(seen < 1.0F);
+        step_with(&here, STW_UPDATE_REJECT);
+        join(&other);
+        if (writes) assert_float(touched_read(here.address), 7.0F);
+        close_speculated(&here);
+    }
+}
+
+TEST(a_touch_of_this_thread_is_not_in_the_way_of_its_verdict)
+{
+    const speculated here = speculate();
+    assert_true(touched_read(here.address) < 1.0F);
+    step_with(&here, STW_UPDATE_WAIT);
+    close_speculated(&here);
+}
+
+TEST(steps_and_commits_get_on_beside_touches_of_another_thread)
+{
+    machine wanted = machine_touched();
+    wanted.device_blocks = 24;
+    wanted.store_name = "touched";
+    wanted.flags |= STW_RUNTIME_OVERWRITE;
+    stw_runtime *runtime = machine_open_as(wanted);
+    stw_tensor_spec spec = spec_f32("weights", ELEMENTS);
+    spec.flags = STW_TENSOR_DURABLE;
+    stw_tensor *parameter = tensor_make(runtime, &spec);
+    stw_tensor *gradient = tensor_f32(runtime, "gradient", ELEMENTS);
+    stw_optimizer *optimizer = optimizer_make(runtime, STW_OPTIMIZER_SGD);
+    ok(stw_tensor_fill(parameter, 1.0, NULL));
+    optimizer_add(optimizer, parameter, gradient);
+    work once = {.address = touched_address(parameter)}, other = once;
+    const speculated here = {runtime, optimizer, parameter, gradient, once.address};
+    const uint64_t begin_ns = clock_ns();
+    for (int round = 0; round < 3; ++round) {
+        begin(&once, round == 1 ? touch_to_write : touch);
+        join(&once); /* its view is open */
+        ok(stw_commit(runtime, NULL, NULL));
+        begin(&once, touch);
+        join(&once);
+        ok(stw_tensor_fill(gradient, 1.0, NULL));
+        step_with(&here, STW_UPDATE_WAIT);
+    }
+    begin(&other, touch_again_and_again);
+    for (int round = 0; round < 20; ++round) {
+        ok(stw_commit(runtime, NULL, NULL));
+        ok(stw_tensor_fill(gradient, 1.0, NULL));
+        step_with(&here, STW_UPDATE_WAIT);
+    }
+    __atomic_store_n(&other.ends, 1, __ATOMIC_RELEASE);
+    join(&other);
+    assert_true(clock_ns() - begin_ns < 60 * SECOND_NS);
+    ok(stw_optimizer_destroy(optimizer));
+    machine_close(runtime);
+}
+
+/* Threads that were waked are not scheduled at once, as on a busy machine. */
+static int yields;
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+int pthread_cond_broadcast(pthread_cond_t *condition)
+{
+    static int (*real)(pthread_cond_t *);
+    if (real == NULL) *(void **)&real = dlsym(RTLD_NEXT, "pthread_cond_broadcast");
+    const int status = real(condition);
+    for (int i = 0; i < __atomic_load_n(&yields, __ATOMIC_RELAXED); ++i) sched_yield();
+    return status;
+}
+#endif
+
+typedef struct half {
+    volatile float *begin;
+    pthread_barrier_t *together;
+} half;
+
+static void *write_half(void *argument)
+{
+    const half *mine = argument;
+    pthread_barrier_wait(mine->together);
+    for (int i = 0; i < ELEMENTS / 2; i += 256) mine->begin[i] = 1.0F;
+    return NULL;
+}
+
+TEST(an_empty_tensor_that_two_threads_touch_is_filled_once)
+{
+    stw_runtime *runtime = machine_open_as(machine_touched());
+    for (int round = 0; round < 200; ++round) {
+        stw_tensor *tensor = tensor_f32(runtime, "empty", ELEMENTS);
+        volatile float *const address = touched_address(tensor);
+        pthread_barrier_t together;
+        half halves[2];
+        pthread_t threads[2];
+        assert_int_equal(pthread_barrier_init(&together, NULL, 2), 0);
+        __atomic_store_n(&yields, round % 64, __ATOMIC_RELAXED);
+        for (int i = 0; i < 2; ++i) {
+            halves[i].begin = address + i * ELEMENTS / 2, halves[i].together = &together;
+            assert_int_equal(pthread_create(&threads[i], NULL, write_half, &halves[i]), 0);
+        }
+        for (int i = 0; i < 2; ++i) assert_int_equal(pthread_join(threads[i], NULL), 0);
+        __atomic_store_n(&yields, 0, __ATOMIC_RELAXED);
+        pthread_barrier_destroy(&together);
+        for (int i = 0; i < ELEMENTS; ++i)
+            assert_float(touched_read(address + i), i % 256 == 0 ? 1.0F : 0.0F);
+        ok(stw_tensor_destroy(&tensor, 1));
+    }
+    machine_close(runtime);
+}
+
+RUN_TESTS("touches-waits", NULL, NULL)

@@ -19,8 +19,10 @@
 #include "lib/runtime/tensors/registry.h"
 #include "lib/runtime/tensors/zeros.h"
 #include "lib/runtime/updates/body.h"
+#include "lib/runtime/views/sleepers.h"
 #include "lib/support/assert.h"
 #include "lib/transfer/engine.h"
+#include "lib/update/pipeline.h"
 
 #include <sys/random.h>
 
@@ -150,7 +152,9 @@ Status Commits::begin_commit(const std::shared_ptr<CommitWork> &work)
         restored_.note_left_out(work.get());
         if (work->cause.ok()) work->claim = core.claim(residency::ClaimKind::kReads);
         for (const stw_tensor *tensor : work->tensors) {
-            if (work->claim != 0) core.claim_tensor(work->claim, tensor->id);
+            if (work->claim == 0) continue;
+            core.claim_tensor(work->claim, tensor->id);
+            machine_.pipeline->prefer(tensor->id);  // as TierAccess::claim_alone()
         }
         if (next) collectives_.queue_collective(std::move(next));
         dispatch_.give_way_soon();
@@ -172,8 +176,8 @@ Status Commits::commit(const stw_commit_options &options, uint64_t *generation_o
     work->label = options.label ? options.label : "";
     work->metadata.assign(static_cast<const char *>(options.metadata),
                           options.metadata ? options.metadata_bytes : 0);
-    const residency::Instant begin = dispatch_.now();
-    work->deadline = dispatch_.deadline(begin, options.timeout_ns);
+    work->begin = dispatch_.now();
+    work->deadline = dispatch_.deadline(work->begin, options.timeout_ns);
     // Owed zeros in shared blocks are contents too, so they are written first.
     STW_TRY(zeros_.write_all_zeros());
     work->cause = update_without_verdict();
@@ -182,9 +186,9 @@ Status Commits::commit(const stw_commit_options &options, uint64_t *generation_o
         run_commit(*work);
     } else {
         MutexLock lock(dispatch_.mutex());
-        if (!collectives_.wait_ranks(begin, work->deadline,
+        if (!collectives_.wait_ranks(work->begin, work->deadline,
                                      [&]() STW_REQUIRES(runtime_lock) { return work->done; })) {
-            STW_TRY(dispatch_.interrupted_since(begin));
+            STW_TRY(dispatch_.interrupted_since(work->begin));
             return Status::error(STW_ERROR_TIMEOUT,
                                  "the ranks had not voted on a generation of the store '%s' when "
                                  "the timeout passed; the commit continues, and succeeds if all "
@@ -220,6 +224,7 @@ void Commits::run_commit(CommitWork &work)
         work.status = std::move(status);
         work.done = true;
         recorder_.plan_due = true;
+        sleepers_.look_again();  // what they wait for now may be their own verdict
     });
 }
 
@@ -251,6 +256,7 @@ Status Commits::await_claims(const CommitWork &work)
     for (const stw_tensor *tensor : work.tensors) {
         while (dispatch_.core.claimed_by(tensor->id) != work.claim ||
                dispatch_.core.is_written(tensor->id)) {
+            if (!machine_.ranks) STW_TRY(dispatch_.interrupted_since(work.begin));
             if (dispatch_.wait_progress(work.deadline)) continue;
             return Status::error(STW_ERROR_TIMEOUT,
                                  "an update, a sum or a write of %s, or a fetch of it "

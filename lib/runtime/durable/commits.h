@@ -22,6 +22,7 @@ struct OptimizerBody;
 class RestoredTensors;
 class OwedZeros;
 class TensorRegistry;
+class Sleepers;
 class Shards;
 class Collectives;
 class OptimizerTable;
@@ -30,12 +31,13 @@ class DurableOpen;
 class Commits final : public CollectiveRunner, Grounded {
 public:
     Commits(const Ground &ground, RestoredTensors &restored, OwedZeros &zeros,
-            TensorRegistry &registry, Shards &shards, Collectives &collectives,
-            OptimizerTable &optimizers, DurableOpen &opening)
+            TensorRegistry &registry, Sleepers &sleepers, Shards &shards,
+            Collectives &collectives, OptimizerTable &optimizers, DurableOpen &opening)
         : Grounded(ground),
           restored_(restored),
           zeros_(zeros),
           registry_(registry),
+          sleepers_(sleepers),
           shards_(shards),
           collectives_(collectives),
           optimizers_(optimizers),
@@ -73,6 +75,7 @@ private:
     RestoredTensors &restored_;
     OwedZeros &zeros_;
     TensorRegistry &registry_;
+    Sleepers &sleepers_;
     Shards &shards_;
     Collectives &collectives_;
     OptimizerTable &optimizers_;

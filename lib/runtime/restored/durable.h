@@ -67,6 +67,7 @@ struct CommitWork {
     Status cause;                                   // why this rank cannot take part
     bool complete = false;                          // fails if a resumed tensor is left out
     uint32_t left_out = 0;
+    residency::Instant begin = 0;
     residency::Instant deadline = residency::kNever;
     bool done STW_GUARDED_BY(runtime_lock) = false;  // after that the rest belongs to the caller
     Status status;

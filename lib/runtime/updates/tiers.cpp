@@ -44,13 +44,15 @@ residency::ClaimId TierAccess::claim(const residency::TensorId *tensors, uint32_
     return take_claim(residency::ClaimKind::kUpdate, tensors, n);
 }
 
-// For claims outside the pipeline, which has an order of its own.
+// For claims outside the pipeline, which has an order of its own. What it has before the claim goes
+// first there: else what comes behind the claim might take all of its window.
 residency::ClaimId TierAccess::claim_alone(residency::TensorId tensor)
 {
     dispatch_.give_way();
     residency::ClaimId claim = 0;
     dispatch_.act([&](Core &, Commands &) STW_REQUIRES(runtime_lock) {
         claim = take_claim(residency::ClaimKind::kAlone, &tensor, 1);
+        machine_.pipeline->prefer(tensor);
     });
     return claim;
 }

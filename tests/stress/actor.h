@@ -51,6 +51,7 @@ private:
     void write_own(Owned &owned);
     void fill_own(Owned &owned);
     void discard_own(Owned &owned);
+    void freeze_own(Owned &owned);
     void restore(Owned &owned);
     void commit(Owned &owned, stw_status status, uint64_t value, uint64_t distrust);
     void read_owned(Owned &owned, bool copies);
@@ -67,11 +68,39 @@ private:
     bool reduce_view(stw_tensor *gradient, uint64_t elements, uint64_t amount);
     void sum_operation();
     void restart_parameters();
+    void raise(uint64_t (&after)[2]);
+    void abort_step();
+    void ask_before_verdict(uint32_t parameter);
+    void recover();
+    void empty_gradient(uint32_t parameter);
+
+    // touch.cpp: boards, and parameters without a view
+    void board_operation();
+    void touch_parameter(const Owned &owned);
+    void touch_part(Board &board);
+    void look_at(Board &board);
+    void copy_part(Board &board);
+    void view_board(Board &board);
+    void check_part(const Board &board, uint32_t part, const volatile float *values,
+                    uint64_t floor, const char *how);
+    void renew_board(Board &board);
+    void freeze_board(Board &board);
+    template <class Lock> Lock locked(std::shared_mutex &mutex);
 
     // hints, evictions, statistics
     void hint_operation();
+    void evict_operation();
+    void commit_operation();
     stw_tensor *any_tensor();
     void step_operation();
+    const char *operate(uint64_t kind);
+    // Repeats what an interrupt ended.
+    template <class Call> stw_status again(Call &&call)
+    {
+        stw_status status = call();
+        while (status == STW_ERROR_INTERRUPTED && world_.features.interrupts) status = call();
+        return status;
+    }
 
     World &world_;
     Estate &mine_;
@@ -79,7 +108,17 @@ private:
     uint64_t state_;
     bool step_open_ = false;
     uint32_t touched_ = 0;  // a bit for each gradient that train() reduced into
+    uint64_t locked_ns_ = 0;  // in the present operation, for another actor and not for the library
     std::vector<float> scratch_;
 };
+
+// Time that passes in it is no call's.
+template <class Lock> Lock Actor::locked(std::shared_mutex &mutex)
+{
+    const uint64_t begin = World::now_ns();
+    Lock lock(mutex);
+    locked_ns_ += World::now_ns() - begin;
+    return lock;
+}
 
 }  // namespace stress

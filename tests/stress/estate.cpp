@@ -3,6 +3,7 @@
 // which of two moments it saw, but it must see one of them, whole.
 #include "actor.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace stress {
@@ -53,8 +54,10 @@ void Actor::write_own(Owned &owned)
     if (value > kValueMax) return;
     if (world_.setup.errors_allowed) owned.trusted.store(UINT64_MAX);
     owned.ceiling.store(value);
+    owned.peak.store(std::max(owned.peak.load(), value));
     scratch_.assign(owned.elements, static_cast<float>(value));
-    const stw_status status = stw_tensor_write(owned.tensor, scratch_.data(), nullptr);
+    const auto write = [&] { return stw_tensor_write(owned.tensor, scratch_.data(), nullptr); };
+    const stw_status status = again(write);
     accept("write", status, false);
     commit(owned, status, value, distrust);
 }
@@ -66,7 +69,9 @@ void Actor::fill_own(Owned &owned)
     if (value > kValueMax) return;
     if (world_.setup.errors_allowed) owned.trusted.store(UINT64_MAX);
     owned.ceiling.store(value);
-    const stw_status status = stw_tensor_fill(owned.tensor, static_cast<double>(value), nullptr);
+    owned.peak.store(std::max(owned.peak.load(), value));
+    const auto number = static_cast<double>(value);
+    const stw_status status = again([&] { return stw_tensor_fill(owned.tensor, number, nullptr); });
     accept("fill", status, false);
     commit(owned, status, value, distrust);
 }
@@ -91,12 +96,27 @@ void Actor::restore(Owned &owned)
 void Actor::own_operation()
 {
     Owned &owned = *mine_.plain[random(mine_.plain.size())];
-    switch (random(5)) {
-    case 0: discard_own(owned); break;
-    case 1:
-    case 2: fill_own(owned); break;
+    switch (random(11)) {
+    case 0:
+    case 1: discard_own(owned); break;
+    case 2: freeze_own(owned); break;
+    case 3:
+    case 4:
+    case 5:
+    case 6: fill_own(owned); break;
     default: write_own(owned);
     }
+}
+
+// A frozen one is read by all, and filled by nobody.
+void Actor::freeze_own(Owned &owned)
+{
+    if (!accept("freeze", stw_tensor_freeze(owned.tensor, 1), false)) return;
+    const stw_status status = stw_tensor_fill(owned.tensor, 0, nullptr);
+    if (status != STW_ERROR_INVALID)
+        world_.fail("a fill of the frozen '%s': status %d", owned.name.c_str(), status);
+    if (chance(50)) read_owned(owned, chance(50));
+    accept("thaw", stw_tensor_freeze(owned.tensor, 0), false);
 }
 
 // ----------------------------------------------------------------------------- everyone's reads --
@@ -158,7 +178,8 @@ stw_status Actor::copy_behind(const stw_fetch_request *requests, uint32_t n, stw
     const bool leaves = chance(20);
     if (chance(20)) accept("cancel", stw_operation_cancel(operation), false);
     status = leaves ? STW_ERROR_CANCELLED : STW_PENDING;
-    while (status == STW_PENDING) status = stw_operation_wait(operation, kWaitNs);
+    while (status == STW_PENDING)
+        status = again([&] { return stw_operation_wait(operation, kWaitNs); });
     if (status == STW_OK) status = stw_fetch_collect(operation, STW_STREAM_HOST, views, n);
     if (stw_operation_free(operation) < 0) world_.fail("free: %s", stw_last_error());
     return status;

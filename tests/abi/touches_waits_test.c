@@ -143,7 +143,8 @@ static void step_with(const speculated *here, uint32_t flags)
 {
     stw_update_options options = STW_UPDATE_OPTIONS_INIT;
     options.flags = flags;
-    ok(stw_optimizer_step(here->optimizer, &options, NULL));
+    const stw_status status = stw_optimizer_step(here->optimizer, &options, NULL);
+    if (status != STW_SKIPPED) ok(status);
 }
 
 static speculated speculate(void)
@@ -208,14 +209,6 @@ TEST(who_gives_a_verdict_does_not_wait_for_the_fault_of_who_waits_for_it)
     }
 }
 
-TEST(a_touch_of_this_thread_is_not_in_the_way_of_its_verdict)
-{
-    const speculated here = speculate();
-    assert_true(touched_read(here.address) < 1.0F);
-    step_with(&here, STW_UPDATE_WAIT);
-    close_speculated(&here);
-}
-
 TEST(steps_and_commits_get_on_beside_touches_of_another_thread)
 {
     machine wanted = machine_touched();
@@ -255,15 +248,20 @@ TEST(steps_and_commits_get_on_beside_touches_of_another_thread)
     machine_close(runtime);
 }
 
-/* Threads that were waked are not scheduled at once, as on a busy machine. */
-static int yields;
+/* Every second thread that wakes others is not scheduled for a while then, as on a busy machine. */
+static int delays;
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 int pthread_cond_broadcast(pthread_cond_t *condition)
 {
     static int (*real)(pthread_cond_t *);
+    static unsigned threads;
+    static __thread unsigned number;
     if (real == NULL) *(void **)&real = dlsym(RTLD_NEXT, "pthread_cond_broadcast");
     const int status = real(condition);
-    for (int i = 0; i < __atomic_load_n(&yields, __ATOMIC_RELAXED); ++i) sched_yield();
+    const uint64_t begin_ns = clock_ns();
+    if (!__atomic_load_n(&delays, __ATOMIC_RELAXED)) return status;
+    if (number == 0) number = __atomic_add_fetch(&threads, 1, __ATOMIC_RELAXED);
+    while (number % 2 == 0 && clock_ns() - begin_ns < MILLISECOND_NS) sched_yield();
     return status;
 }
 #endif
@@ -291,16 +289,19 @@ TEST(an_empty_tensor_that_two_threads_touch_is_filled_once)
         half halves[2];
         pthread_t threads[2];
         assert_int_equal(pthread_barrier_init(&together, NULL, 2), 0);
-        __atomic_store_n(&yields, round % 64, __ATOMIC_RELAXED);
+        __atomic_store_n(&delays, 1, __ATOMIC_RELAXED);
         for (int i = 0; i < 2; ++i) {
             halves[i].begin = address + i * ELEMENTS / 2, halves[i].together = &together;
             assert_int_equal(pthread_create(&threads[i], NULL, write_half, &halves[i]), 0);
         }
         for (int i = 0; i < 2; ++i) assert_int_equal(pthread_join(threads[i], NULL), 0);
-        __atomic_store_n(&yields, 0, __ATOMIC_RELAXED);
+        __atomic_store_n(&delays, 0, __ATOMIC_RELAXED);
         pthread_barrier_destroy(&together);
-        for (int i = 0; i < ELEMENTS; ++i)
-            assert_float(touched_read(address + i), i % 256 == 0 ? 1.0F : 0.0F);
+        for (int i = 0; i < ELEMENTS; ++i) {
+            const float value = touched_read(address + i);
+            if (value == (i % 256 == 0 ? 1.0F : 0.0F)) continue;
+            fail_msg("round %d: element %d is %g", round, i, (double)value);
+        }
         ok(stw_tensor_destroy(&tensor, 1));
     }
     machine_close(runtime);

@@ -187,10 +187,14 @@ Status Faults::fetch_or_fill(const RequestedRange &range, uint32_t owner)
 
 void Faults::give_way()
 {
-    if (!machine_.touches || !machine_.touches->any()) return;
-    std::vector<stw_view> views = machine_.touches->take();
-    (void)ends_.release(views.data(), static_cast<uint32_t>(views.size()), STW_STREAM_SYNCED, {});
-    machine_.touches->released();
+    if (!machine_.touches) return;
+    if (machine_.touches->any()) {
+        std::vector<stw_view> views = machine_.touches->take();
+        const auto n = static_cast<uint32_t>(views.size());
+        (void)ends_.release(views.data(), n, STW_STREAM_SYNCED, {});
+        machine_.touches->released();
+    }
+    machine_.touches->await_released();
 }
 
 }  // namespace stepwell

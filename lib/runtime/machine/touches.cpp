@@ -23,6 +23,7 @@ using residency::PlaceId;
 namespace {
 
 thread_local bool serves = false;
+thread_local uint32_t releases = 0;  // take() without released() yet, by this thread
 
 }  // namespace
 
@@ -162,6 +163,7 @@ std::vector<stw_view> Touches::take()
 {
     MutexLock lock(mutex_);
     ++releasing_;
+    ++releases;
     any_ = false;
     return std::exchange(views_, {});
 }
@@ -191,7 +193,19 @@ uint32_t Touches::repeats(const MemoryFault &fault)
 void Touches::released()
 {
     ++changes_;
-    --releasing_;
+    --releases;
+    {
+        MutexLock lock(mutex_);
+        --releasing_;
+    }
+    over_.notify_all();
+}
+
+void Touches::await_released()
+{
+    if (releasing_.load() == 0 || releases > 0) return;
+    MutexLock lock(mutex_);
+    while (releasing_.load() > 0) over_.wait(mutex_);
 }
 
 }  // namespace stepwell

@@ -71,6 +71,8 @@ public:
     void keep(const stw_view &view);
     std::vector<stw_view> take();  // The caller releases them, then calls released().
     void released();
+    // Until those that other threads have taken are released.
+    void await_released();
     // How often in a row the thread has faulted with the same registers at several addresses, if
     // that goes on for a second: the accesses of one instruction end each other. 0: it gets on.
     [[nodiscard]] uint32_t repeats(const MemoryFault &fault);
@@ -103,7 +105,7 @@ private:
     uint32_t idle_ STW_GUARDED_BY(mutex_) = 0;
     bool closing_ STW_GUARDED_BY(mutex_) = false;
     std::vector<const stw_tensor *> served_ STW_GUARDED_BY(mutex_);  // being served
-    Condition over_;                                                 // one of these has ended
+    Condition over_;  // one of these has ended, or views are released
     std::vector<stw_view> views_ STW_GUARDED_BY(mutex_);
     std::vector<Repeated> repeated_ STW_GUARDED_BY(mutex_);  // of the last threads
     std::atomic<bool> any_{false};

@@ -136,7 +136,7 @@ enum FetchFlags : uint32_t {
     kFetchPlanned = 16,  // of a prefetch: a plan's, so that what it brought is counted apart
     kFetchBesideReaders = 32,  // views that read at the same place do not keep it from writing
     kFetchLent = 64,           // reads what a claim has lent, see Core::lend
-    kFetchAhead = 128,         // of one who has a view of the tensor: before a claim that waits for it
+    kFetchAhead = 128,  // of one who has a view of the tensor: before a claim that waits for it
 };
 
 struct FetchAsked {

@@ -81,8 +81,8 @@ private:
     void look_at(Board &board);
     void copy_part(Board &board);
     void view_board(Board &board);
-    void check_part(const Board &board, uint32_t part, const volatile float *values,
-                    uint64_t floor, const char *how);
+    void check_part(const Board &board, uint32_t part, const volatile float *values, uint64_t floor,
+                    const char *how);
     void renew_board(Board &board);
     void freeze_board(Board &board);
     template <class Lock> Lock locked(std::shared_mutex &mutex);
@@ -107,7 +107,7 @@ private:
     const uint32_t number_;
     uint64_t state_;
     bool step_open_ = false;
-    uint32_t touched_ = 0;  // a bit for each gradient that train() reduced into
+    uint32_t touched_ = 0;    // a bit for each gradient that train() reduced into
     uint64_t locked_ns_ = 0;  // in the present operation, for another actor and not for the library
     std::vector<float> scratch_;
 };

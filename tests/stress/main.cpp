@@ -83,8 +83,7 @@ bool parse(int count, char **words, Options *options_out)
 void run(const Setup &setup, const Options &options, uint64_t seed)
 {
     const auto begin = std::chrono::steady_clock::now();
-    World world(setup, options.directory, seed, 2 + seed % 3,
-                options.wait_ms * 1000000);
+    World world(setup, options.directory, seed, 2 + seed % 3, options.wait_ms * 1000000);
     std::vector<std::unique_ptr<Actor>> actors;
     for (uint32_t i = 0; i <= world.actors; ++i)
         actors.push_back(std::make_unique<Actor>(world, i));

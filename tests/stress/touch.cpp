@@ -47,9 +47,8 @@ void Actor::touch_parameter(const Owned &owned)
     const uint64_t peak = owned.peak.load();
     if (seen.least >= static_cast<float>(floor) && seen.most <= static_cast<float>(peak)) return;
     world_.fail("actor %u touched '%s': %g to %g; it must be in [%llu, %llu]", number_,
-                owned.name.c_str(), static_cast<double>(seen.least),
-                static_cast<double>(seen.most), static_cast<unsigned long long>(floor),
-                static_cast<unsigned long long>(peak));
+                owned.name.c_str(), static_cast<double>(seen.least), static_cast<double>(seen.most),
+                static_cast<unsigned long long>(floor), static_cast<unsigned long long>(peak));
 }
 
 void Actor::check_part(const Board &board, uint32_t part, const volatile float *values,

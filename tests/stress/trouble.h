@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread that troubles the actors of a world: it sends them signals, interrupts all waits, changes
-// budgets and evicts everything, at any time.
+// A thread that troubles the actors of a world: it sends them signals, interrupts all waits,
+// changes budgets and evicts everything, at any time.
 #pragma once
 
 #include "world.h"

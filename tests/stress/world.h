@@ -193,7 +193,7 @@ private:
     void print_report();
 
     const std::string directory_;
-    std::string store_;          // its name, of this process
+    std::string store_;  // its name, of this process
     const uint64_t wait_max_ns_;
     uint64_t opened_blocks_[3] = {};  // of the device, host and nvme tier: their largest budgets
     std::vector<Kept> kept_;          // of the last generation

@@ -31,8 +31,8 @@ class DurableOpen;
 class Commits final : public CollectiveRunner, Grounded {
 public:
     Commits(const Ground &ground, RestoredTensors &restored, OwedZeros &zeros,
-            TensorRegistry &registry, Sleepers &sleepers, Shards &shards,
-            Collectives &collectives, OptimizerTable &optimizers, DurableOpen &opening)
+            TensorRegistry &registry, Sleepers &sleepers, Shards &shards, Collectives &collectives,
+            OptimizerTable &optimizers, DurableOpen &opening)
         : Grounded(ground),
           restored_(restored),
           zeros_(zeros),

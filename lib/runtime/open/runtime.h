@@ -87,9 +87,8 @@ public:
     Masters masters{ground,        optimizers,       views.sleepers,
                     copies.chunks, copies.snapshots, calls.reductions};
     DurableRoom durable{.opening{ground, restored},
-                        .commits{ground, restored, tensors.zeros, tensors.registry,
-                                 views.sleepers, ranks.shards, ranks.collectives, optimizers,
-                                 durable.opening}};
+                        .commits{ground, restored, tensors.zeros, tensors.registry, views.sleepers,
+                                 ranks.shards, ranks.collectives, optimizers, durable.opening}};
     Budgets budgets{ground,   tensors.placement, copies.snapshots,
                     restored, addresses.sink,    planning.prefetcher};
     ReportRoom report{.reporter{ground, addresses.metadata, meters, planning.plans, victims,

@@ -57,8 +57,7 @@ bool Sleepers::waits_for_itself(const Waiter &waiter, std::string *tensor_out)
             const bool beside = waiter.plan.beside_readers && view.place == range.place;
             const bool writes = view.access != STW_READ || (range.access != STW_READ && !beside);
             const residency::ClaimStage stage = dispatch_.core.claim_stage(range.tensor->id);
-            const bool ahead =
-                waiter.plan.beside_readers && stage == residency::ClaimStage::kNext;
+            const bool ahead = waiter.plan.beside_readers && stage == residency::ClaimStage::kNext;
             const bool lent = stage == residency::ClaimStage::kLent &&
                               reads_lent(waiter.plan.flags, range.tensor);
             const bool claimed =

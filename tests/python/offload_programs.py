@@ -675,11 +675,12 @@ class _Offload:
         if self.options is None:
             made.load_state_dict(model.state_dict())
             # Not by load_state_dict(), which rounds states of 16-bit parameters.
+            new = {}
             for before, after in zip(optimizer.param_groups, optimizes.param_groups, strict=True):
-                for old, new in zip(before["params"], after["params"], strict=True):
-                    if old in optimizer.state:
-                        optimizes.state[new] = copy.deepcopy(optimizer.state[old])
+                new.update(zip(before["params"], after["params"], strict=True))
                 after.update({key: before[key] for key in before if key != "params"})
+            for parameter in [each for each in optimizer.state if each in new]:
+                optimizes.state[new[parameter]] = copy.deepcopy(optimizer.state[parameter])
         else:
             stepwell.torch.offloaded(model).commit()
             stepwell.torch.offloaded(model).close()

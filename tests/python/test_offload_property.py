@@ -61,6 +61,10 @@ class Property(unittest.TestCase):
                 ("stack", "Adagrad", "resident", [
                     ["load an early state", "close and offload"], ["load an early state"]]),
                 ("stack", "SGD", "resident", [["write data", "write a row"], [], [], []]),
+                ("stack", "RMSprop", "update_in_backward", [
+                    ["freeze"], ["commit and resume"], ["load a part"]]),
+                ("stack", "AdamW", "resident", [
+                    ["freeze"], ["commit and resume"], ["commit and resume"], ["load a part"]]),
                 ("checkpointed", "RMSprop", "update_in_backward", [
                     ["commit and resume"], ["freeze"]])):
             draw = programs.Draw(model, optimizer, budget, steps)

@@ -305,7 +305,9 @@ class KernelSteps(Steps):
                    if record.group < 0 and record.elements and self._has_values(group, record)])
         self.prepare()
         every = [record for _, record in self.records()]
+        shown = (self.record_of(key) for key in self.state)
         return {**super().kept(), "added": [record.name for record in every if record.group >= 0],
+                "order": [record.name for record in shown if record is not None],
                 "empty": {record.name: state["step"].item() if self.counts else 0
                           for record, state in ((each, self.state.get(each.parameter))
                                                 for each in every if not each.elements)
@@ -333,6 +335,8 @@ class KernelSteps(Steps):
                     self.state[record.parameter]["step"].fill_(kept["empty"].get(record.name, 0))
             elif self.kind.eager and record.group < 0:
                 self.state[record.parameter] = first[record.parameter]
+        named = {record.name: record.parameter for _, record in self.records()}
+        self.state.arrange([named[each] for each in kept["order"] if each in named], every=True)
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """As torch's, but states of 16-bit parameters keep their own dtype: torch converts them to

@@ -200,9 +200,10 @@ class OwnSteps(Steps):
              if record is not None} for _, states in self._all()]}
 
     def resume(self, kept: Dict[str, Any], first: Any) -> None:
+        named = {record.name: record for _, record in self.records()}
         for (suffix, states), found in zip(self._all(), kept["states"]):
-            for _, record in self.records():
-                for name, value in found.get(record.name, {}).items():
+            for record in (named[each] for each in found if each in named):
+                for name, value in found[record.name].items():
                     if isinstance(value, dict) and "stride" in value:
                         value = self._source(record, f"{record.name}{suffix}.{name}", name,
                                              value["size"], value["stride"],
@@ -210,6 +211,7 @@ class OwnSteps(Steps):
                     elif isinstance(value, dict) and "number" in value:
                         value = torch.tensor(value["number"], dtype=value["dtype"])
                     states.shown(record).show(name, value)
+            states.arrange((), every=True)
 
 
 def _described(value: Any) -> Any:

@@ -298,9 +298,10 @@ class States(collections.defaultdict):  # type: ignore[type-arg]
             self[parameter] = default
         return self[parameter]
 
-    def arrange(self, parameters: Any) -> None:
-        """Put the entries that steps have made since the last call in this order."""
-        new = [each for each in parameters if each in self and id(each) not in self._arranged]
+    def arrange(self, parameters: Any, every: bool = False) -> None:
+        """Put the entries that steps have made since the last call, or every one, in this order."""
+        new = [each for each in parameters
+               if each in self and (every or id(each) not in self._arranged)]
         for parameter in new:
             dict.__setitem__(self, parameter, dict.pop(self, parameter))
         self._arranged = {id(each) for each in self}

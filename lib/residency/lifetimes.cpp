@@ -150,8 +150,11 @@ Status Lifetimes::may_destroy(TensorId id, Commands &out)
     }
     if (tensor.readers || tensor.writer || tensor.claim_users || tensor.fetches || pins) {
         for (PlaceId place = 0; place < places_.count(); ++place) gates_.update(id, place);
-        return Status::error(STW_ERROR_BUSY, "%s has open views or fetches under way",
-                             tensor_text(tensor.spec.name).c_str());
+        return Status::error(STW_ERROR_BUSY,
+                             "%s has open views or fetches under way: %u to read it, %u to write "
+                             "it, %u fetches, %u pieces of an update, a sum or a copy",
+                             tensor_text(tensor.spec.name).c_str(), tensor.readers + pins,
+                             tensor.writer ? 1u : 0u, tensor.fetches, tensor.claim_users);
     }
     if (tensor.claim()) {
         return Status::error(STW_ERROR_BUSY,

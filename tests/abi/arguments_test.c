@@ -244,8 +244,8 @@ TEST(options_of_open_are_checked)
     stw_runtime *runtime = NULL;
     fails(stw_runtime_open(&options, NULL), STW_ERROR_INVALID, "runtime_out is null");
     fails(stw_runtime_open(&options, &runtime), STW_ERROR_INVALID, "has a budget");
-    options.flags = 64;
-    fails(stw_runtime_open(&options, &runtime), STW_ERROR_INVALID, "options.flags has bits 0x40");
+    options.flags = 128;
+    fails(stw_runtime_open(&options, &runtime), STW_ERROR_INVALID, "options.flags has bits 0x80");
     options.flags = 0, options.block_bytes = 12345;
     fails(stw_runtime_open(&options, &runtime), STW_ERROR_INVALID, "12345");
     options.block_bytes = STW_BLOCK_64K, options.preset = 7;

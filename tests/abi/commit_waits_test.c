@@ -70,7 +70,7 @@ static pthread_t commit_elsewhere(const trainee *here, committer *mine)
 {
     pthread_t thread;
     stw_view view;
-    const stw_fetch_request request = request_of(here->parameters[FILLERS + KEPT - 1], STW_READ);
+    const stw_fetch_request request = request_of(here->parameters[FILLERS + KEPT - 1], STW_READ_WRITE);
     const stw_fetch_options options = {.struct_size = sizeof options, .flags = STW_FETCH_TRY};
     mine->runtime = here->runtime;
     mine->over = 0;

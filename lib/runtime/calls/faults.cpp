@@ -134,8 +134,6 @@ bool Faults::is_waited_for(uint32_t owner, const stw_tensor *tensor)
 // A speculative update is read before its verdict, which this thread may have to give.
 Status Faults::fetch_touched(const RequestedRange &range, uint32_t owner)
 {
-    std::optional<Touches::Turn> turn;
-    if (!is_waited_for(owner, range.tensor)) turn.emplace(*machine_.touches, range.tensor);
     std::vector<stw_view> weaker;
     if (machine_.touches->has(range.tensor, range.access != STW_READ, &weaker)) return {};
     if (!weaker.empty()) (void)ends_.release(weaker.data(), 1, STW_STREAM_SYNCED, {});
@@ -176,9 +174,11 @@ bool Faults::interrupted_since(residency::Instant begin)
 }
 
 // The first write to an empty tensor; the rest of it must not show bytes of another one. The zeros
-// are for the first of several threads that write: for the others it has contents.
+// are for the first of several threads that write: the others come after it, and find contents.
 Status Faults::fetch_or_fill(const RequestedRange &range, uint32_t owner)
 {
+    std::optional<Touches::Turn> turn;
+    if (!is_waited_for(owner, range.tensor)) turn.emplace(*machine_.touches, range.tensor);
     Status status = fetch_touched(range, owner);
     if (status.code() != STW_ERROR_EMPTY || range.access == STW_READ) return status;
     STW_TRY(machine_.pipeline->zero(range.tensor->id, range.tensor->bytes));

@@ -117,8 +117,7 @@ Status gather(const stw_runtime_options *from, Opening *opening)
     STW_TRY(take(&options, from, "options"));
     STW_TRY(check_flags(options.flags,
                         STW_RUNTIME_RESUME | STW_RUNTIME_OVERWRITE | STW_RUNTIME_NO_PROBE |
-                            STW_RUNTIME_NO_PLAN | STW_RUNTIME_FAULT_IN |
-                            STW_RUNTIME_ROOM_FARTHEST,
+                            STW_RUNTIME_NO_PLAN | STW_RUNTIME_FAULT_IN | STW_RUNTIME_ROOM_FARTHEST,
                         "options.flags"));
     STW_TRY(check_block(options.block_bytes));
     if (options.reserved) {

@@ -80,7 +80,7 @@ struct Pack {
     bool shared = false;
     bool dead = false;  // without tensors; waits for its last transfer
     bool agreed = false;
-    bool frozen = false;  // written once: of what is durable no second copy comes
+    bool frozen = false;   // written once: of what is durable no second copy comes
     bool passing = false;  // see TensorSpec
     Advice advice = Advice::kNormal;
     PlaceId promised = kNoPlace;

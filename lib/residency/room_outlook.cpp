@@ -154,9 +154,9 @@ Status RoomOutlook::budget_refusal(const Fetch &fetch, PlaceId place, uint32_t n
         const Pack &pack = packs_[blocks_[at].pack];
         failed |= blocks_[at].write_failed;
         if (pack.agreed != whole || blocks_.is_own(at, place, fetch)) continue;
-        ++(gates_.is_pinned(at, place)            ? pinned
+        ++(gates_.is_pinned(at, place)      ? pinned
            : packs_.never_leaves(at, place) ? at_home
-                                              : others);
+                                            : others);
     }
     const uint64_t budget = whole ? arena.whole_slots() : arena.budget();
     const uint64_t kept = whole ? 0 : arena.whole_slots();

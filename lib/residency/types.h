@@ -97,9 +97,9 @@ struct TensorSpec {
     bool read_only = false;
     bool agreed = false;      // a gathered whole: leaves only when told to (see lib/gathering)
     bool no_packing = false;  // a block of its own even when small
-    bool passing = false;     // of the library, for a while: refused where the farthest place is full
-    bool guarded = false;     // its address may be touched without a view, see aliases.h
-    bool durable = false;     // generations have it: it shares blocks with such alone
+    bool passing = false;  // of the library, for a while: refused where the farthest place is full
+    bool guarded = false;  // its address may be touched without a view, see aliases.h
+    bool durable = false;  // generations have it: it shares blocks with such alone
     Policy policy;
 };
 

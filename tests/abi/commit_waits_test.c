@@ -70,7 +70,8 @@ static pthread_t commit_elsewhere(const trainee *here, committer *mine)
 {
     pthread_t thread;
     stw_view view;
-    const stw_fetch_request request = request_of(here->parameters[FILLERS + KEPT - 1], STW_READ_WRITE);
+    const stw_fetch_request request =
+        request_of(here->parameters[FILLERS + KEPT - 1], STW_READ_WRITE);
     const stw_fetch_options options = {.struct_size = sizeof options, .flags = STW_FETCH_TRY};
     mine->runtime = here->runtime;
     mine->over = 0;
@@ -97,7 +98,8 @@ TEST(updates_before_a_commit_go_before_those_behind_it)
     const trainee here = train();
     stw_view views[FILLERS];
     committer other;
-    for (int i = 0; i < FILLERS; ++i) views[i] = view_get(here.runtime, here.gradients[i], STW_READ);
+    for (int i = 0; i < FILLERS; ++i)
+        views[i] = view_get(here.runtime, here.gradients[i], STW_READ);
     for (int i = 0; i < FILLERS; ++i) step(&here, i);
     /* Who waits for updates has them asked for what there is room for. */
     for (int i = 0; i < 20; ++i)

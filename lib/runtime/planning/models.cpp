@@ -125,8 +125,7 @@ std::vector<uint32_t> StepModels::blocks_of_others(const std::vector<TensorId> &
         if (dispatch_.core.contents(tensor->id) == residency::Contents::kEmpty) continue;
         const residency::Policy &policy = dispatch_.core.spec(tensor->id).policy;
         const bool pinned = policy.retention == residency::Retention::kPin;
-        const PlaceId place =
-            pinned ? policy.home : dispatch_.core.promised_place(tensor->id);
+        const PlaceId place = pinned ? policy.home : dispatch_.core.promised_place(tensor->id);
         if (place >= machine_.tiers.nvme()) continue;
         if (!counted.insert(dispatch_.core.pack_of(tensor->id)).second) continue;
         blocks[place] += dispatch_.core.pack_blocks(tensor->id);

@@ -77,7 +77,7 @@ TEST_F(CoreTest, TensorsAtHomeNearerChangePlacesInFullTiers)
 {
     open(8, 8, 4);
     std::vector<TensorId> tensors;
-    const char *const names[] = {"0", "1", "2",  "3",  "4",  "5",  "6",  "7", "8",
+    const char *const names[] = {"0", "1",  "2",  "3",  "4",  "5",  "6",  "7",  "8",
                                  "9", "10", "11", "12", "13", "14", "15", "16", "17"};
     for (const char *name : names) tensors.push_back(create(name, kBlock));
     EXPECT_EQ(core_->usage(kNvme).promised_blocks, 4u);
@@ -86,7 +86,8 @@ TEST_F(CoreTest, TensorsAtHomeNearerChangePlacesInFullTiers)
     for (uint32_t round = 0; round < 6; ++round) {
         const PlaceId place = round % 2 == 0 ? kDevice : kHost;
         for (const TensorId tensor : tensors) {
-            const FetchId fetch = ask(tensor, round == 0 ? Access::kWrite : Access::kReadWrite, place);
+            const FetchId fetch =
+                ask(tensor, round == 0 ? Access::kWrite : Access::kReadWrite, place);
             finish_all();
             ASSERT_TRUE(granted(fetch)) << round << ": " << refused_[fetch].sentence();
             release(fetch);

@@ -30,8 +30,8 @@ public:
     [[nodiscard]] std::string check() const;
 
     // ---- tensors -------------------------------------------------------------------------------
-    // Reserves room in the farthest allowed tier that has some, so that an accepted tensor can always
-    // be stored.
+    // Reserves room in the farthest allowed tier that has some, so that an accepted tensor can
+    // always be stored.
     Result<TensorId> create(TensorSpec spec) { return lifetimes_.create(std::move(spec)); }
     // A tensor whose contents are at nvme already, in the pack of another one if they share a
     // block; the shell then says which of its stored blocks these are. MISMATCH: a tensor of that

@@ -49,9 +49,9 @@ public:
     [[nodiscard]] SlotRun run_of(BlockId block, PlaceId place) const;
     [[nodiscard]] uint64_t bytes_used(BlockId block) const;
 
-    // Its room is promised here, and at no place that is as far or farther. Its blocks do not leave,
-    // and keep their slots while their bytes are worked on at another place: so they can always
-    // return, whatever fills both places.
+    // Its room is promised here, and at no place that is as far or farther. Its blocks do not
+    // leave, and keep their slots while their bytes are worked on at another place: so they can
+    // always return, whatever fills both places.
     [[nodiscard]] bool is_home(const Pack &pack, PlaceId place) const
     {
         return pack.promised == place && (pack.key.policy.allowed & places_.beyond(place)) != 0;

@@ -112,7 +112,7 @@ void Reservation::take_room(Fetch &fetch, Commands &out)
         promises_.expect_visits(place, visiting[place]);
 }
 
-// Blocks that are at home elsewhere take only room that is promised to no tensor, since nothing else
+// Blocks that are at home elsewhere take only room that is promised to no tensor: nothing else
 // ensures that what is promised can be stored while they are in use. Others of them make way.
 Room Reservation::admit_guests(Fetch &fetch, PlaceId place, Commands &out)
 {
@@ -125,27 +125,26 @@ Room Reservation::admit_guests(Fetch &fetch, PlaceId place, Commands &out)
     if (coming == 0) return Room::kTaken;
     const uint32_t room = promises_.left(place);
     if (coming > room) return outlook_.fall_short(fetch, place, Room::kNever);
-    const auto guests = [&] {
-        uint32_t count = 0;
-        for (Slot slot = 0; slot < places_.arena(place).slots(); ++slot) {
-            const BlockId owner = places_.arena(place).owner(slot);
-            count += owner != kNone && packs_.is_guest(packs_[blocks_[owner].pack], place);
-        }
-        return count;
-    };
-    uint32_t stay = guests();
-    bool leaving = false;
-    for (Slot slot = 0; slot < places_.arena(place).slots() && stay + coming > room; ++slot) {
+    uint32_t there = 0;
+    uint32_t leaving = 0;
+    std::vector<BlockId> may_leave;
+    for (Slot slot = 0; slot < places_.arena(place).slots(); ++slot) {
         const BlockId owner = places_.arena(place).owner(slot);
         if (owner == kNone || !packs_.is_guest(packs_[blocks_[owner].pack], place)) continue;
-        if (blocks_.is_own(owner, place, fetch)) continue;
-        const bool leaves =
-            blocks_.replica(owner, place).evicting || evictions_.start(owner, place, out);
-        stay -= leaves;
-        leaving |= leaves;
+        ++there;
+        leaving += blocks_.replica(owner, place).evicting;
+        if (victims_.may_leave(owner, place, &fetch)) may_leave.push_back(owner);
     }
-    if (guests() + coming <= room) return Room::kTaken;
-    if (leaving || outlook_.room_will_come(place)) return Room::kComing;
+    const bool enough = there - leaving - may_leave.size() + coming <= room;
+    for (const BlockId guest : may_leave) {
+        if (!enough || there - leaving + coming <= room) break;
+        if (!evictions_.start(guest, place, out)) continue;
+        const bool gone = blocks_.replica(guest, place).slot == kNoSlot;
+        there -= gone;
+        leaving += !gone;
+    }
+    if (there + coming <= room) return Room::kTaken;
+    if (leaving > 0 || outlook_.room_will_come(place)) return Room::kComing;
     static_cast<void>(outlook_.pinned_blocks(place, false, &fetch));  // sees those in gates
     return outlook_.fall_short(fetch, place, outlook_.stuck_or_never());
 }

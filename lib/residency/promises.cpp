@@ -77,11 +77,11 @@ uint32_t Promises::left(PlaceId place) const
 }
 
 // What moves through the place: the widest fetch so far, the largest pack that may come whole, and
-// a share of the budget for what is not known yet.
-uint32_t Promises::kept_for_visits(PlaceId place) const
+// before the farthest place a share of the budget for what is not known yet.
+uint32_t Promises::kept_for_visits(PlaceId place, bool farthest) const
 {
     const uint32_t share = (places_.arena(place).budget() + kVisitShare - 1) / kVisitShare;
-    return std::max(share, visits_[place]);
+    return std::max(farthest ? std::min(share, 1u) : share, visits_[place]);
 }
 
 // Devices are equally far: the home, or the device with most room left.
@@ -111,12 +111,12 @@ bool Promises::stays_farthest(const Pack &pack) const
 }
 
 // What moves between places needs room in each of them that the pack may be at.
-bool Promises::has_room_to_move(const Pack &pack) const
+bool Promises::has_room_to_move(const Pack &pack, PlaceId farthest) const
 {
     for (PlaceId place = 0; place < places_.count(); ++place) {
         const bool visited = places_.is_open(place) && !places_.is_nvme(place) &&
                              (pack.key.policy.allowed & (1u << place)) != 0;
-        if (visited && left(place) < kept_for_visits(place)) return false;
+        if (visited && left(place) < kept_for_visits(place, place == farthest)) return false;
     }
     return true;
 }
@@ -126,7 +126,7 @@ bool Promises::has_room_to_move(const Pack &pack) const
 PlaceId Promises::choose_nearer(const Pack &pack, PlaceId farthest) const
 {
     const Policy &policy = pack.key.policy;
-    if (stays_farthest(pack) || !has_room_to_move(pack)) return kNoPlace;
+    if (stays_farthest(pack) || !has_room_to_move(pack, farthest)) return kNoPlace;
     if (policy.retention == Retention::kPin) {
         const bool other = policy.home < places_.count() && policy.home != farthest;
         return other && left(policy.home) >= pack.blocks ? policy.home : kNoPlace;
@@ -187,7 +187,7 @@ Status Promises::make(Pack &pack, PackId id, Nearer nearer)
     const bool stays = policy.retention == Retention::kPin && policy.home < places_.count() &&
                        policy.home != farthest && places_.exists(policy.home);
     // Where packs are at home nearer, the CPU works on them here.
-    const uint32_t kept = places_.is_nvme(farthest) ? 0 : kept_for_visits(farthest);
+    const uint32_t kept = places_.is_nvme(farthest) ? 0 : kept_for_visits(farthest, true);
     const uint64_t blocks = promised_blocks(pack, farthest);
     if (left(farthest) < blocks + kept) {
         const PlaceId at = choose_nearer(pack, farthest);
@@ -250,7 +250,7 @@ bool Promises::move(PackId id, PlaceId place)
     const PlaceId before = std::exchange(pack.promised, place);
     const bool farthest = !is_displaced(pack);
     pack.promised = before;
-    const uint32_t kept = places_.is_nvme(place) ? 0 : kept_for_visits(place);
+    const uint32_t kept = places_.is_nvme(place) ? 0 : kept_for_visits(place, true);
     if (!farthest || left(place) < uint64_t{promised_blocks(pack, place)} + kept) return false;
     if (displaced_.erase(id) > 0) at_home_[pack.promised] -= pack.blocks;
     promised_[pack.promised] -= promised_blocks(pack, pack.promised);

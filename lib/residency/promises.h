@@ -44,12 +44,12 @@ private:
         const bool copies = pack.key.durable && !pack.frozen && places_.is_nvme(place);
         return pack.blocks * (copies ? places_.config().durable_copies : 1);
     }
-    [[nodiscard]] uint32_t kept_for_visits(PlaceId place) const;
+    [[nodiscard]] uint32_t kept_for_visits(PlaceId place, bool farthest = false) const;
     [[nodiscard]] PlaceId choose_place(const Pack &pack) const;
     [[nodiscard]] PlaceId choose_nearer(const Pack &pack, PlaceId farthest) const;
     [[nodiscard]] PlaceId choose_device(const Pack &pack, PlaceId last, bool beside_visits) const;
     [[nodiscard]] bool stays_farthest(const Pack &pack) const;
-    [[nodiscard]] bool has_room_to_move(const Pack &pack) const;
+    [[nodiscard]] bool has_room_to_move(const Pack &pack, PlaceId farthest) const;
     [[nodiscard]] Status refusal(const Pack &pack, PlaceId farthest, uint32_t kept) const;
     [[nodiscard]] bool may_move(const Pack &pack, PlaceId place) const;
     [[nodiscard]] bool is_displaced(const Pack &pack) const;

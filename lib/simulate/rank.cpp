@@ -21,6 +21,7 @@ residency::Config config_of(const Layout &layout)
 {
     residency::Config config;
     config.block_bytes = layout.block_bytes;
+    config.room_farthest = true;  // the layout says where tensors live
     config.tensors_max = static_cast<uint32_t>(layout.specs.size()) + 1;
     const uint64_t device = layout.budgets.device_bytes - layout.working_bytes;
     const uint64_t bytes[] = {device, layout.budgets.host_bytes, layout.budgets.nvme_bytes};

@@ -342,11 +342,6 @@ MUTANTS = [
      "    if (here.doomed || here.evicting || pack.agreed || packs_.never_leaves(block, place))\n",
      "    if (here.doomed || here.evicting || pack.agreed || pack.pinned_home == place)\n",
      "blocks leave the only place that keeps room for them, and others cannot"),
-    ("farther-than-promised", "program", "victims.cpp",
-     "    return pack.promised == kNoPlace || "
-     "places_[place].tier <= places_[pack.promised].tier;\n",
-     "    return true;\n",
-     "blocks rest in a farther place, in room that is promised to others"),
     ("gate-left-open", "program", "gates.cpp",
      "    if (!uses_gates(pack, place)) return true;\n",
      "    if (place < places_.count()) return true;\n",
@@ -397,8 +392,8 @@ MUTANTS = [
      "",
      "what left a place counts as there when it is asked whether all is pinned"),
     ("asleep-with-another-policy", "program", "lifetimes.cpp",
-     "    recency_.wake_all();\n    promises_.give_back(pack);\n    const PackKey before",
-     "    promises_.give_back(pack);\n    const PackKey before",
+     "    recency_.wake_all();\n    promises_.give_back(pack, tensor.pack);\n    const PackKey before",
+     "    promises_.give_back(pack, tensor.pack);\n    const PackKey before",
      "blocks stay where they are although their policy lets them leave by now"),
     ("pinned-homes-are-views", "program", "reservation.cpp",
      "        static_cast<void>(outlook_.pinned_blocks(place, whole, &fetch));"

@@ -309,11 +309,6 @@ MUTANTS = [
      "        failed_[whole] = status;\n",
      "",
      "a rank that was absent does not hear that the collective failed, and decides otherwise"),
-    ("lent-for-good", "program", "tensor_locks.cpp",
-     "    if (claim != 0 && tensor.claim() == claim && tensor.stage == ClaimStage::kLent)\n"
-     "        tensor.stage = ClaimStage::kBegun;\n",
-     "",
-     "a claim that writes again what it has lent does not keep readers out"),
     ("lent-after-the-claim", "program", "core.cpp",
      "    if (held) tensor.stage = ClaimStage::kNext;\n",
      "",

@@ -287,7 +287,7 @@ Status Lifetimes::set_policy(TensorId id, const Policy &policy)
     Status status = promises_.make(pack, tensor.pack, Promises::Nearer::kAsBefore);
     if (!status.ok()) {
         order_.rerank(tensor.pack, [&] { pack.key = before; });
-        promises_.keep(pack, tensor.pack, promised, promised_home);  // nobody took the room
+        promises_.keep(pack, tensor.pack, promised, promised_home);  // it is still free
         return status;
     }
     pack.pinned_home = policy.retention == Retention::kPin ? policy.home : kNoPlace;

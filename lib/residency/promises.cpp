@@ -76,8 +76,8 @@ uint32_t Promises::left(PlaceId place) const
     return taken < budget ? static_cast<uint32_t>(budget - taken) : 0;
 }
 
-// What moves through the place: the widest fetch so far, the largest pack that may come whole, and
-// before the farthest place a share of the budget for what is not known yet.
+// Blocks that the place keeps free of promises for guests: those of the widest fetch so far or of
+// the largest pack that may come whole; before the farthest place at least a share of the budget.
 uint32_t Promises::kept_for_visits(PlaceId place, bool farthest) const
 {
     const uint32_t share = (places_.arena(place).budget() + kVisitShare - 1) / kVisitShare;
@@ -110,7 +110,7 @@ bool Promises::stays_farthest(const Pack &pack) const
     return pack.key.durable || pack.passing || places_.config().room_farthest;
 }
 
-// What moves between places needs room in each of them that the pack may be at.
+// A pack moves between places only if each that it may be at has room for guests.
 bool Promises::has_room_to_move(const Pack &pack, PlaceId farthest) const
 {
     for (PlaceId place = 0; place < places_.count(); ++place) {

@@ -17,8 +17,7 @@ public:
     Promises(const Places &places, PackTable &packs) : places_(places), packs_(packs) {}
 
     [[nodiscard]] uint32_t promised(PlaceId place) const { return promised_[place]; }
-    // Of these, to packs that could live farther and found no room there: what they have here does
-    // not leave.
+    // Of these blocks, those promised to packs that could live farther and found no room there.
     [[nodiscard]] uint32_t displaced(PlaceId place) const { return at_home_[place]; }
     [[nodiscard]] uint32_t left(PlaceId place) const;  // of the budget, promised to none
     void withhold(uint32_t blocks) { withheld_ = blocks; }

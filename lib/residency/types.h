@@ -64,7 +64,7 @@ enum class Class : uint8_t { kIdle = 0, kHint = 1, kPlanned = 2, kDemand = 3 };
 enum class ClaimKind : uint8_t {
     kUpdate = 0,  // changes it, in its turn among others
     kAlone = 1,   // has it alone as well, and waits for nothing but its own pieces: a copy, say
-    kReads = 2,   // as kAlone, and only reads: others read beside it, and nobody writes
+    kReads = 2,   // as kAlone, and only reads: others read beside it, and no other writes
 };
 constexpr ClaimId kClaimKinds = 4;
 constexpr ClaimKind kind_of(ClaimId claim)

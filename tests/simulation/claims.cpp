@@ -80,7 +80,7 @@ void Program::lend(const Claim &claim)
     execute();
 }
 
-// From its first view of the tensor on, nobody has written it.
+// From its first view of the tensor on, no fetch has written it.
 void Program::check_unchanged(Claim &claim)
 {
     const TensorId id = claim.tensors.back();
@@ -196,7 +196,7 @@ Request Program::choose_piece(Claim &claim)
 }
 
 // A fetch that only reads does not wait for claims that only read. Where nothing else of its blocks
-// is used or asked for, it waits for nobody's lock.
+// is used or asked for, it waits for no lock.
 void Program::check_read_beside(FetchId id, const FetchAsked &asked)
 {
     if (asked.claim != 0 || fetches_.count(id) == 0) return;

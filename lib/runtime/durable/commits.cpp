@@ -248,8 +248,8 @@ Status Commits::commit_over_ranks(CommitWork &work)
     return commit.close(std::move(agreed), heard);
 }
 
-// Waits until all earlier claims on the tensors are served and nobody writes them; from then on the
-// contents do not change.
+// Waits until all earlier claims on the tensors are served and none of them is written; from then
+// on the contents do not change.
 Status Commits::await_claims(const CommitWork &work)
 {
     MutexLock lock(dispatch_.mutex());

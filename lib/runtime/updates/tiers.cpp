@@ -45,7 +45,7 @@ residency::ClaimId TierAccess::claim(const residency::TensorId *tensors, uint32_
 }
 
 // For claims outside the pipeline, which has an order of its own. What it has before the claim goes
-// first there: else what comes behind the claim might take all of its window.
+// first there: else updates behind the claim might take all of its window.
 residency::ClaimId TierAccess::claim_alone(residency::TensorId tensor)
 {
     dispatch_.give_way();

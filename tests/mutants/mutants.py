@@ -76,7 +76,7 @@ JUDGES = {
     "dispatcher": Judge("lib/runtime/dispatch",
                         ["lib/runtime/dispatch/dispatcher.cpp", "lib/runtime/dispatch/timer.cpp",
                          "lib/runtime/dispatch/waiter.cpp", "lib/residency/*.cpp",
-                         "lib/observe/log.cpp", *SUPPORT,
+                         "lib/observe/log.cpp", "lib/support/limits.cpp", *SUPPORT,
                          "tests/unit/runtime/dispatcher_test.cpp",
                          "tests/unit/runtime/dispatcher_stress_test.cpp"],
                         ["-lgtest_main", "-lgtest"],

@@ -122,7 +122,7 @@ Room Reservation::admit_guests(Fetch &fetch, PlaceId place, Commands &out)
         const bool guest = target.place == place && packs_.is_guest(pack, place);
         coming += guest && blocks_.replica(target.block, place).slot == kNoSlot;
     }
-    if (coming == 0) return Room::kTaken;
+    if (coming == 0 || promises_.promised(place) == 0) return Room::kTaken;
     const uint32_t room = promises_.left(place);
     if (coming > room) return outlook_.fall_short(fetch, place, Room::kNever);
     uint32_t there = 0;

@@ -71,38 +71,6 @@ TEST_F(CoreTest, CreateIsRefusedWhenNoTierCanPromiseRoom)
                                                  "tensors of other tiers; the host tier has"));
 }
 
-// A tensor that found no room farther keeps its slots at home, wherever it is worked on, so that
-// tiers full of other tensors' bytes can change places.
-TEST_F(CoreTest, TensorsAtHomeNearerChangePlacesInFullTiers)
-{
-    open(8, 8, 4);
-    std::vector<TensorId> tensors;
-    const char *const names[] = {"0", "1",  "2",  "3",  "4",  "5",  "6",  "7",  "8",
-                                 "9", "10", "11", "12", "13", "14", "15", "16", "17"};
-    for (const char *name : names) tensors.push_back(create(name, kBlock));
-    EXPECT_EQ(core_->usage(kNvme).promised_blocks, 4u);
-    EXPECT_EQ(core_->usage(kHost).promised_blocks, 7u);
-    EXPECT_EQ(core_->usage(kDevice).promised_blocks, 7u);
-    for (uint32_t round = 0; round < 6; ++round) {
-        const PlaceId place = round % 2 == 0 ? kDevice : kHost;
-        for (const TensorId tensor : tensors) {
-            const FetchId fetch =
-                ask(tensor, round == 0 ? Access::kWrite : Access::kReadWrite, place);
-            finish_all();
-            ASSERT_TRUE(granted(fetch)) << round << ": " << refused_[fetch].sentence();
-            release(fetch);
-            finish_all();
-            ASSERT_EQ(core_->check(), "");
-        }
-    }
-    // With room farther they move there, and the slots that were kept are free.
-    Commands out;
-    ASSERT_TRUE(core_->destroy(tensors[0], out).ok());
-    take(out);
-    EXPECT_EQ(core_->usage(kNvme).promised_blocks, 4u);
-    EXPECT_EQ(core_->usage(kDevice).promised_blocks + core_->usage(kHost).promised_blocks, 13u);
-}
-
 TEST_F(CoreTest, WhatIsPinnedToItsHomeIsPromisedThereToo)
 {
     open(4, 4, 16);

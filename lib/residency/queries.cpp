@@ -56,10 +56,11 @@ Lack Queries::lack(const Request &request) const
     return lack;
 }
 
-bool Queries::has_claims() const
+bool Queries::has_claims(const std::function<bool(ClaimId)> &counts) const
 {
     for (TensorId id = 0; id < tensors_.size(); ++id) {
-        if (!tensors_[id].claims.empty()) return true;
+        const ClaimId claim = tensors_[id].claim();
+        if (claim != 0 && (!counts || counts(claim))) return true;
     }
     return false;
 }

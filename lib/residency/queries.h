@@ -7,6 +7,7 @@
 #include "lib/residency/occupancy.h"
 #include "lib/residency/promises.h"
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -37,7 +38,8 @@ public:
     {
         return tensors_[tensor].claim_users > 0;
     }
-    [[nodiscard]] bool has_claims() const;
+    // That hold a tensor, and for which `counts` is true; without it, any.
+    [[nodiscard]] bool has_claims(const std::function<bool(ClaimId)> &counts = {}) const;
 
     // ---- scores of a policy of the program -----------------------------------------------------
     [[nodiscard]] uint64_t evictions(PlaceId place) const { return occupancy_.evictions(place); }

@@ -318,6 +318,13 @@ uint32_t Pipeline::tensors_to_undo() const
     return most;
 }
 
+bool Pipeline::is_parked(ClaimId claim) const
+{
+    MutexLock lock(parts_->mutex);
+    return std::any_of(parts_->parked.begin(), parts_->parked.end(),
+                       [claim](const Job *job) { return job->claim == claim; });
+}
+
 bool Pipeline::waits_only_for(uint32_t thread) const
 {
     MutexLock lock(parts_->mutex);

@@ -135,6 +135,8 @@ public:
     // The tensors of the largest parameter that a verdict may set back, which takes a block of each
     // and of its older contents at once; 0: there is none. As prefer().
     [[nodiscard]] uint32_t tensors_to_undo() const;
+    // The job that has it waits for its verdict, with nothing to do until then.
+    [[nodiscard]] bool is_parked(ClaimId claim) const;
 
     // Whether what was written to it, and lent, is to be undone. As prefer().
     [[nodiscard]] bool undoes(TensorId tensor) const;

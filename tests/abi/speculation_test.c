@@ -509,6 +509,31 @@ TEST(a_budget_stays_as_large_as_a_verdict_needs)
     machine_close(runtime);
 }
 
+/* A view keeps the tier from it, and an update that waits for its verdict ends no view. */
+TEST(a_budget_does_not_wait_for_a_verdict)
+{
+    machine now = small_host();
+    now.device_blocks = 20, now.host_blocks = 24;
+    stw_runtime *runtime = machine_open_as(now);
+    trainee here = trainee_in(runtime, STW_F32);
+    stw_tensor *viewed = tensor_f32(runtime, "viewed", 12 * BLOCK / 4);
+    stw_fetch_request request = request_of(viewed, STW_WRITE);
+    stw_view view;
+    request.tier = STW_TIER_HOST;
+    give_gradients(&here, 0, 0);
+    early_step(&here, 0);
+    ok(stw_runtime_drain(runtime, 0));
+    ok(stw_fetch(runtime, NULL, &request, 1, &view));
+    fails(stw_tier_set_budget(runtime, STW_TIER_HOST, 0, 9 * BLOCK, 200 * MILLISECOND_NS),
+          STW_ERROR_BUDGET, "pinned by open views");
+    view_put(&view);
+    assert_int_equal(reject(&here, 0, NULL), STW_SKIPPED);
+    ok(stw_tier_set_budget(runtime, STW_TIER_HOST, 0, 9 * BLOCK, 0));
+    ok(stw_tensor_destroy(&viewed, 1));
+    trainee_leave(&here);
+    machine_close(runtime);
+}
+
 /* A program that has room without speculation has it with, and speculates again afterwards. */
 TEST(room_for_older_contents_is_given_to_who_needs_it)
 {

@@ -202,10 +202,18 @@ Status Budgets::wait_for_claims(const BudgetChange &change)
                              tensor_text(view.tensor->name).c_str(),
                              dispatch_.core.place_name(change.place).c_str());
     }
-    while (dispatch_.core.has_claims() || !snapshots_.under_way.empty()) {
+    STW_TRY(check_undo(change));
+    while (works_on_tensors() || !snapshots_.under_way.empty()) {
         STW_TRY(wait_for_budget(change, "updates, sums or copies"));
     }
     return {};
+}
+
+// Updates that wait for their verdict do not count: this thread may be the one to give it.
+bool Budgets::works_on_tensors() const
+{
+    return dispatch_.core.has_claims(
+        [this](residency::ClaimId claim) { return !machine_.pipeline->is_parked(claim); });
 }
 
 // A parameter that was updated before its verdict keeps the room that setting it back takes.
@@ -236,7 +244,7 @@ Status Budgets::empty_down_to(const BudgetChange &change)
         Status refusal;
         dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
             left = core.shrink(change.place, change.after, out);
-            moves = core.transfers_in_flight() > 0 || core.has_claims();
+            moves = core.transfers_in_flight() > 0 || works_on_tensors();
             seen = dispatch_.progress() + 1;  // this event counts as progress
             if (left > 0 && !moves) refusal = core.shrink_refusal(change.place, change.after);
         });

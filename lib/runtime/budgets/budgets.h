@@ -40,6 +40,7 @@ public:
     Status set_budget(residency::PlaceId place, uint64_t bytes, uint64_t timeout_ns);
 
 private:
+    [[nodiscard]] bool works_on_tensors() const STW_REQUIRES(runtime_lock);
     [[nodiscard]] Status check_undo(const BudgetChange &change) const STW_REQUIRES(runtime_lock);
     Status go_on_with(const BudgetChange &change) const STW_EXCLUDES(runtime_lock);
     [[nodiscard]] std::string name_of(residency::PlaceId place) const STW_EXCLUDES(runtime_lock);

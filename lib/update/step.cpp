@@ -625,7 +625,8 @@ Status Optimizer::step(const StepOptions &options, StepResult *result_out)
     if (options.returns) return {};
     const bool waits = (options.flags & STW_UPDATE_WAIT) != 0;
     while (waits && step.active) STW_TRY(parts_->pipeline.sleep(waiter));
-    if (!options.wants_verdict && !waits) return {};
+    if (!options.wants_verdict && !waits)
+        return is_rejection(options.flags) ? Status::remark(STW_SKIPPED) : Status();
     while (!step.known) STW_TRY(parts_->pipeline.sleep(waiter));
     while (parts_->waits_for_others()) STW_TRY(parts_->pipeline.sleep(waiter));
     STW_TRY(parts_->answer(nullptr));

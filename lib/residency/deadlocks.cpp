@@ -60,9 +60,9 @@ bool Deadlocks::locks_may_come(const Fetch &fetch, const Knot &knot) const
         const Tensor &tensor = tensors_[request.tensor];
         if (!tensor.bars(fetch.asked.claim, request.access != Access::kRead)) continue;
         const bool ahead = (fetch.asked.flags & kFetchAhead) != 0;
-        if (ahead && tensor.stage == ClaimStage::kNext && is_exclusive(tensor.claim())) continue;
         for (const ClaimId claim : tensor.claims) {
-            if (claim == fetch.asked.claim) break;
+            const bool begun = claim == tensor.claim() && tensor.stage != ClaimStage::kNext;
+            if (claim == fetch.asked.claim || (ahead && is_exclusive(claim) && !begun)) break;
             if (!claim_moves(claim, knot)) return false;
         }
     }
@@ -154,8 +154,8 @@ FetchId Deadlocks::find(const std::vector<Held> &held, const std::vector<Sleeper
     }
     loosen(knot);
     // The youngest fetch whose thread holds what another one waits for. If there is none, a block
-    // that cannot leave (its write-back failed) is in the way: then one that lacks room. A copy
-    // gives way only if no other fetch can, an update never.
+    // that cannot leave (its write-back failed) is in the way: then one that lacks room. A copy and
+    // a fetch for a touch give way only if no other fetch can, an update never.
     const auto in_the_way = [&](const Sleeper &sleeper) {
         return std::any_of(knot.views.begin(), knot.views.end(), [&](const Held &view) {
             return view.owner == sleeper.owner &&
@@ -167,9 +167,9 @@ FetchId Deadlocks::find(const std::vector<Held> &held, const std::vector<Sleeper
     std::tuple<bool, bool, bool, FetchId> chosen{};
     for (const Sleeper &sleeper : knot.sleepers) {
         const Fetch &fetch = fetches_.at(sleeper.fetch);
-        const bool copies = (fetch.asked.flags & kFetchInternal) != 0;
+        const bool last = (fetch.asked.flags & (kFetchInternal | kFetchBesideReaders)) != 0;
         const bool room = fetch.lacks == Lacks::kRoom;
-        chosen = std::max(chosen, {in_the_way(sleeper), !copies, room, sleeper.fetch});
+        chosen = std::max(chosen, {in_the_way(sleeper), !last, room, sleeper.fetch});
     }
     return std::get<FetchId>(chosen);
 }

@@ -112,6 +112,29 @@ TEST(a_write_beside_an_own_view_goes_before_what_waits_for_that_view)
     machine_close(runtime);
 }
 
+/* There is no call that a refusal could return from. */
+TEST(a_touch_waits_for_room_that_views_of_other_threads_take)
+{
+    const machine small = machine_touched();
+    stw_runtime *runtime = machine_open_as(small);
+    stw_tensor *wide = tensor_f32(runtime, "wide", (small.device_blocks - 1) * BLOCK / 4);
+    work other = {.runtime = runtime, .tensor = tensor_of(runtime, "x", 1.0F)};
+    other.address = touched_address(other.tensor);
+    ok(stw_tensor_fill(wide, 2.0, NULL));
+    for (unsigned round = 0; round < 20; ++round) {
+        stw_view view = view_get(runtime, wide, STW_READ);
+        unsigned reads[2];
+        touched_counts(runtime, "x", reads);
+        begin(&other, touch);
+        await_touches(runtime, "x", reads[0] + 1, 0);
+        for (int i = 0; i < 1000; ++i) sched_yield();
+        view_put(&view);
+        join(&other);
+        assert_float(other.seen, 1.0F);
+    }
+    machine_close(runtime);
+}
+
 TEST(who_waits_for_a_view_gets_on_when_it_ends_beside_a_touch)
 {
     stw_runtime *runtime = machine_open_as(machine_touched());
@@ -168,6 +191,21 @@ static void close_speculated(const speculated *here)
 {
     ok(stw_optimizer_destroy(here->optimizer));
     machine_close(here->runtime);
+}
+
+/* Written blocks of another tensor have to leave first, which takes a while. */
+TEST(a_touch_before_its_own_verdict_waits_for_room)
+{
+    const speculated here = speculate();
+    stw_tensor *wide = tensor_f32(here.runtime, "wide", 23 * BLOCK / 4);
+    for (int round = 0; round < 20; ++round) {
+        stw_view view = view_get(here.runtime, wide, STW_WRITE);
+        memset(view.pointer, 0, view.bytes);
+        view_put(&view);
+        assert_float(touched_read(here.address), 0.999F);
+    }
+    step_with(&here, STW_UPDATE_REJECT);
+    close_speculated(&here);
 }
 
 TEST(an_interrupt_does_not_end_a_touch)

@@ -139,9 +139,8 @@ Status Faults::fetch_touched(const RequestedRange &range, uint32_t owner)
     if (!weaker.empty()) (void)ends_.release(weaker.data(), 1, STW_STREAM_SYNCED, {});
     FetchPlan plan;
     plan.ranges.push_back(range);
-    plan.step = recorder_.current_step();  // waiting for a view of the same step would never end
     plan.owner = owner;
-    plan.flags = STW_FETCH_HAND_OVER;
+    plan.flags = STW_FETCH_HAND_OVER | STW_FETCH_WAIT_ROOM;  // no call that a refusal returns from
     if (range.access == STW_READ) plan.flags |= STW_FETCH_SPECULATED;
     plan.beside_readers = true;  // the program may write to memory while it holds a READ view of it
     stw_view view{};
@@ -164,6 +163,7 @@ Status Faults::fetch_touched(const RequestedRange &range, uint32_t owner)
         if (claimed || core.is_awaited(id, before) || dispatch_.waits_for_progress())
             dispatch_.give_way_soon();
     });
+        plan.step = recorder_.step_of_thread(owner);  // a wait for its own view would never end
     return {};
 }
 

@@ -72,6 +72,7 @@ Status Steps::begin_step(stw_phase *phase)
     if (recorder_.enabled) plans_.follow_plan(phase->index);
     mine.step = ((phase->index + 1ull) << 32) | ++mine.count;
     mine.begin_ns = dispatch_.now();
+    mine.owner = recorder_.owner_number();
     mine.planned = recorder_.enabled && recorder_.trace.begin_step(phase->index, mine.begin_ns);
     plans_.take_bandwidths(links);
     mine.account.begin(mine.begin_ns, links);

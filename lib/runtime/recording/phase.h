@@ -20,6 +20,7 @@ struct Phase {
     std::string name;
     stw_phase *handle = nullptr;  // null once destroyed
     uint64_t step = 0;            // the open step; 0: none
+    uint32_t owner = 0;           // the thread that began its last step
     uint32_t count = 0;
     uint64_t aborted = 0;
     bool planned = false;

@@ -214,6 +214,22 @@ void AccessRecorder::add_stall_of(uint64_t step, observe::Stall cause, residency
     trace.waited(phase, begin, end);
 }
 
+// A thread that has begun none works for another one, as the threads of a backward pass do.
+uint64_t AccessRecorder::step_of_thread(uint32_t owner) const
+{
+    uint64_t step = 0;
+    bool begins = false;
+    residency::Instant begun = 0;
+    for (const std::unique_ptr<Phase> &phase : phases) {
+        if (owner == 0 || phase->owner != owner) continue;
+        begins = true;
+        if (phase->step == 0 || phase->begin_ns < begun) continue;
+        step = phase->step;
+        begun = phase->begin_ns;
+    }
+    return begins ? step : current_step();
+}
+
 uint32_t AccessRecorder::owner_number()
 {
     const ThreadState *state = views_.thread_state();

@@ -33,6 +33,8 @@ public:
     [[nodiscard]] uint64_t step_of(const stw_phase *phase) const;  // 0: none open
     // The newest step that is open; 0: none.
     [[nodiscard]] uint64_t current_step() const { return step_.load(std::memory_order_relaxed); }
+    // Of a thread that cannot name its phase: of those that begin steps their own.
+    [[nodiscard]] uint64_t step_of_thread(uint32_t owner) const STW_REQUIRES(runtime_lock);
     void set_current_step(uint64_t step) { step_.store(step, std::memory_order_relaxed); }
     void drain_hits() STW_REQUIRES(runtime_lock);
     void add_stall_of(uint64_t step, observe::Stall cause, residency::TensorId tensor,

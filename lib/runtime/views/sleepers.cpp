@@ -42,6 +42,15 @@ bool Sleepers::reads_lent(uint32_t flags, const stw_tensor *tensor) const
     return (flags & STW_FETCH_SPECULATED) != 0 && !machine_.pipeline->undoes(tensor->id);
 }
 
+// A claim that only reads ends beside the view of a thread that touches, and one that comes after
+// it, and waits for the view, lets the touch pass.
+bool Sleepers::goes_ahead(const Waiter &waiter, residency::TensorId tensor) const
+{
+    return waiter.plan.beside_readers &&
+           (dispatch_.core.claim_stage(tensor) == residency::ClaimStage::kNext ||
+            !residency::is_exclusive(dispatch_.core.claimed_by(tensor)));
+}
+
 // True if the fetch would wait for a view of its own thread or step. One that a touch keeps ends by
 // itself.
 bool Sleepers::waits_for_itself(const Waiter &waiter, std::string *tensor_out)
@@ -57,11 +66,10 @@ bool Sleepers::waits_for_itself(const Waiter &waiter, std::string *tensor_out)
             const bool beside = waiter.plan.beside_readers && view.place == range.place;
             const bool writes = view.access != STW_READ || (range.access != STW_READ && !beside);
             const residency::ClaimStage stage = dispatch_.core.claim_stage(range.tensor->id);
-            const bool ahead = waiter.plan.beside_readers && stage == residency::ClaimStage::kNext;
             const bool lent = stage == residency::ClaimStage::kLent &&
                               reads_lent(waiter.plan.flags, range.tensor);
             const bool claimed =
-                !lent && !ahead &&
+                !lent && !goes_ahead(waiter, range.tensor->id) &&
                 dispatch_.core.is_barred(range.tensor->id, residency::Access::kRead);
             const bool same = range.tensor == view.tensor && (writes || claimed);
             const bool elsewhere = dispatch_.core.pack_of(range.tensor->id) ==
@@ -138,7 +146,14 @@ void Sleepers::look_again()
 
 void Sleepers::before_unlock()
 {
-    if (!asleep_.empty()) break_deadlocks();
+    if (asleep_.empty()) return;
+    break_deadlocks();
+    // What was lent to an access without a view is lent no more when there is room for it.
+    for (const residency::Sleeper &sleeper : asleep_) {
+        Waiter *const waiter = dispatch_.find(sleeper.fetch);
+        if (waiter && waiter->plan.beside_readers && !own_verdict(*waiter).ok())
+            waiter->cv.notify_all();
+    }
 }
 
 // Called whenever something has changed while threads sleep.

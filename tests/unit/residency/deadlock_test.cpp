@@ -81,6 +81,35 @@ TEST_F(DeadlockTest, TwoThatWantToWriteWhatTheOtherReads)
     EXPECT_EQ(found(), 0u) << "Bo can release now";
 }
 
+TEST_F(DeadlockTest, ATouchGivesWayToNobodyWhoCan)
+{
+    const TensorId gone = fill_the_device();
+    const FetchId older = sleep(kAnna, gone, Access::kRead);
+    sleep(kBo, gone, Access::kRead, kDevice, kFetchWaitRoom | kFetchBesideReaders);
+    EXPECT_EQ(found(), older) << "nobody could be told that the touch was refused";
+}
+
+TEST_F(DeadlockTest, ATouchWaitsForAClaimThatReadsAndPassesTheNext)
+{
+    open(8, 0, 16);
+    const TensorId a = create_filled("a", kBlock);
+    hold(kAnna, a, Access::kRead);
+    const ClaimId reads = core_->claim(ClaimKind::kReads);
+    core_->claim_tensor(reads, a);
+    FetchAsked asked;
+    asked.claim = reads;
+    asked.requests = {all_of(a, Access::kRead)};
+    Commands out;
+    const FetchId copy = core_->fetch(asked, out);
+    take(out);
+    ASSERT_TRUE(granted(copy));
+    const ClaimId writes = core_->claim(ClaimKind::kAlone);
+    core_->claim_tensor(writes, a);
+    update(a, writes);
+    sleep(kAnna, a, Access::kReadWrite, kDevice, kFetchBesideReaders | kFetchAhead);
+    EXPECT_EQ(found(), 0u) << "what reads will end, and what writes lets her pass";
+}
+
 TEST_F(DeadlockTest, ABystanderDoesNotGiveWay)
 {
     open(8, 0, 16);

@@ -61,7 +61,8 @@ void Addresses::clear(BlockId block, PlaceId place)
 }
 
 // A tensor is unmapped while an update has it, is next for it, or has failed to make it, so that
-// nobody reads old bytes for new ones. Blocks in use by views or transfers follow when these end.
+// nobody reads old bytes for new ones. Blocks in use by views or transfers follow when these end;
+// views of accesses without a view do not count, as who accesses such memory asks again.
 void Addresses::conceal(TensorId id)
 {
     if (aliases_ == nullptr) return;
@@ -69,15 +70,31 @@ void Addresses::conceal(TensorId id)
     const Pack &pack = packs_[tensor.pack];
     const bool readable = tensor.contents == Contents::kValid && tensor.cause.ok();
     if (pack.shared || (!tensor.bars(0, false) && readable)) return;
+    const bool viewed = is_viewed(tensor);
     for (PlaceId place = 0; place < places_.count(); ++place) {
         if (!guards(pack.first, place) || pack.resident[place] == 0) continue;
         if (tensors_.gate(id, place).pins() > 0) continue;
         for (BlockId block = pack.first; block < pack.first + pack.blocks; ++block) {
             const Replica &here = blocks_.replica(block, place);
-            const bool used = here.pins > 0 || here.holds > 0 || here.reads > 0 || here.filling;
+            const bool pinned = here.pins > 0 && viewed;
+            const bool used = pinned || here.holds > 0 || here.reads > 0 || here.filling;
             if (here.mapped && !used) hide(block, place);
         }
     }
+}
+
+bool Addresses::is_exposed(TensorId id) const
+{
+    const Tensor &tensor = tensors_[id];
+    const Pack &pack = packs_[tensor.pack];
+    if (aliases_ == nullptr || pack.shared || !tensor.bars(0, false)) return false;
+    for (PlaceId place = 0; place < places_.count(); ++place) {
+        if (!guards(pack.first, place)) continue;
+        for (BlockId block = pack.first; block < pack.first + pack.blocks; ++block) {
+            if (blocks_.replica(block, place).mapped) return true;
+        }
+    }
+    return false;
 }
 
 // For updates that came while the fetch had the tensors.

@@ -25,8 +25,16 @@ public:
     void clear(BlockId block, PlaceId place);
     void conceal(TensorId tensor);
     void conceal_asked(const Fetch &fetch);
+    // It is to be concealed, and can be read at its address still.
+    [[nodiscard]] bool is_exposed(TensorId tensor) const;
 
 private:
+    [[nodiscard]] bool is_viewed(const Tensor &tensor) const
+    {
+        const uint32_t others = tensor.passed ? 0 : tensor.touched;
+        return tensor.readers + (tensor.writer ? 1 : 0) > others;
+    }
+
     Places &places_;
     const TensorTable &tensors_;
     BlockTable &blocks_;

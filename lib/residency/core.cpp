@@ -87,6 +87,8 @@ void Core::release(const Release &release, Commands &out)
     const Request request{release.tensor, release.access, release.place, release.byte_begin,
                           release.byte_count};
     locks_.unlock(request, release.place, release.claim);
+    STW_ASSERT(!release.beside_readers || tensor.touched > 0);
+    tensor.touched -= release.beside_readers;
     if (release.access != Access::kRead) {
         end_write(release, out);
         for (uint32_t index = range.first; index < range.second; ++index)
@@ -164,6 +166,7 @@ void Core::claim_tensor(ClaimId claim, TensorId id)
     tensor.claims.push_back(claim);
     packs_[tensor.pack].claimed += tensor.claims.size() == 1;
     if (!is_exclusive(claim)) return;
+    tensor.passed = false;
     for (PlaceId place = 0; place < places_.count(); ++place) gates_.close(id, place);
     addresses_.conceal(id);
 }
@@ -183,6 +186,15 @@ void Core::lend_once(TensorId id, Commands &out)
     if (tensors_[id].stage == ClaimStage::kLent) tensors_[id].stage = before;
 }
 
+void Core::hold_touches(ClaimId claim, TensorId id)
+{
+    Tensor &tensor = tensors_[id];
+    if (tensor.claim() != claim) return;  // it has ended meanwhile
+    tensor.holds_touches = true;
+    tensor.passed = false;
+    addresses_.conceal(id);
+}
+
 void Core::empty_tensor(TensorId id, Commands &out)
 {
     ++tensors_[id].version;
@@ -198,6 +210,7 @@ void Core::unclaim_tensor(ClaimId claim, TensorId id, bool empties, Commands &ou
     STW_ASSERT(!held || tensor.claim_users == 0);
     if (held) tensor.older = kNone;
     if (held) tensor.stage = ClaimStage::kNext;
+    if (held) tensor.holds_touches = false;
     if (held && empties && tensor.readers == 0 && !tensor.writer) empty_tensor(id, out);
     tensor.claims.erase(mine);
     if (tensor.claims.empty()) write_back_.end_claims(packs_[tensor.pack]);

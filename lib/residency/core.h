@@ -99,6 +99,8 @@ public:
     void lend(ClaimId claim, TensorId tensor, Commands &out);
     // To those alone that wait for it now.
     void lend_once(TensorId tensor, Commands &out);
+    // From now until the claim ends nothing is lent to fetches beside readers.
+    void hold_touches(ClaimId claim, TensorId tensor);
     // The contents are dropped, under a claim of which nothing is out.
     void empty_tensor(TensorId tensor, Commands &out);
     // empties: also drops the contents (of a used gradient).

@@ -274,7 +274,12 @@ Grant FetchRunner::pin(const Fetch &fetch, size_t index)
     grant.slot_offset = (tensor.offset + request.byte_begin) -
                         static_cast<uint64_t>(range.first) * places_.block_bytes();
     const bool internal = (fetch.asked.flags & kFetchInternal) != 0 || fetch.asked.claim != 0;
-    if (request.access == Access::kRead && !internal) {
+    if (beside_readers(fetch)) {
+        ++tensors_[request.tensor].touched;
+        tensors_[request.tensor].passed |=
+            fetch.last_claim != 0 && !locks_.was_claimed_since(fetch);
+    }
+    if (request.access == Access::kRead && !internal && !beside_readers(fetch)) {
         locks_.unlock(request, place, 0);
         gates_.update(request.tensor, place);
         if (tensors_.gate(request.tensor, place).try_pin()) {

@@ -122,6 +122,8 @@ struct Tensor {
     uint64_t version = 0;
     std::vector<ClaimId> claims;  // served first come first served; the front one holds
     uint32_t readers = 0;         // locked read ranges that are not in a gate
+    uint32_t touched = 0;         // views beside readers, which may be concealed while they last
+    bool passed = false;          // unless such views have passed all claims that there are
     uint32_t index_in_pack = 0;
     TensorId older = kNone;    // has the contents as they were before the claim's first write
     uint32_t draining = 0;     // a bit per place, see Pack::gates_draining
@@ -131,11 +133,13 @@ struct Tensor {
     bool writer = false;
     bool hinted = false;  // its writer is a prefetch that only reserves room
     bool alive = false;
+    bool holds_touches = false;  // see Core::hold_touches
     ClaimStage stage = ClaimStage::kNext;
     Contents contents = Contents::kEmpty;
     Status cause;  // of kFailed, and of kValid where an update missed it: reads are refused with it
 
     [[nodiscard]] ClaimId claim() const { return claims.empty() ? 0 : claims.front(); }
+    [[nodiscard]] ClaimId last_claim() const { return claims.empty() ? 0 : claims.back(); }
     // A fetch under `mine`, or under no claim (0), has to wait for the end of another one.
     [[nodiscard]] bool bars(ClaimId mine, bool writes) const;
 };
@@ -197,6 +201,7 @@ struct Fetch {
     bool stuck = false;  // only views of the program are in the way
     bool moved = false;  // blocks have changed slots for its runs
     uint32_t pending = 0;
+    ClaimId last_claim = 0;          // of the first tensor, when it was locked
     size_t conflict = 0;             // the request that could not be locked
     uint64_t needed_in = kNever;     // of a prefetch: accesses until its bytes are used
     PlaceId short_place = kNoPlace;  // where it lacks room ...

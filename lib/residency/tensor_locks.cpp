@@ -120,7 +120,9 @@ bool TensorLocks::waits_for_claim(const Fetch &fetch, const Tensor &tensor, bool
         // A claim that only reads waits for no view that reads, so it ends by itself.
         return (fetch.asked.flags & kFetchAhead) == 0 || !is_exclusive(tensor.claim());
     case ClaimStage::kBegun: return true;
-    case ClaimStage::kLent: return writes || (fetch.asked.flags & kFetchLent) == 0;
+    case ClaimStage::kLent:
+        return writes || (fetch.asked.flags & kFetchLent) == 0 ||
+               (beside_readers(fetch) && tensor.holds_touches);
     }
     return true;
 }
@@ -260,6 +262,13 @@ Status TensorLocks::conflict_within(const Fetch &fetch) const
     return {};
 }
 
+bool TensorLocks::was_claimed_since(const Fetch &fetch) const
+{
+    if (!beside_readers(fetch)) return false;
+    const Tensor &tensor = tensors_[fetch.asked.requests.front().tensor];
+    return tensor.last_claim() != fetch.last_claim || tensor.holds_touches;
+}
+
 // Room is of no use any more: the tensor is written, or an update has it.
 bool TensorLocks::is_overtaken(const Fetch &fetch) const
 {
@@ -269,6 +278,7 @@ bool TensorLocks::is_overtaken(const Fetch &fetch) const
 
 void TensorLocks::lock(Fetch &fetch)
 {
+    fetch.last_claim = tensors_[fetch.asked.requests.front().tensor].last_claim();
     for (size_t i = 0; i < fetch.asked.requests.size(); ++i) {
         const Request &request = fetch.asked.requests[i];
         Tensor &tensor = tensors_[request.tensor];

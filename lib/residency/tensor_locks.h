@@ -25,6 +25,8 @@ public:
     [[nodiscard]] Status readable(const Fetch &fetch) const;
     [[nodiscard]] bool is_overtaken(const Fetch &fetch) const;  // which may_lock() refused
     void lock(Fetch &fetch);
+    // An access without a view, whose tensor was claimed while it was brought.
+    [[nodiscard]] bool was_claimed_since(const Fetch &fetch) const;
     void unlock(const Request &request, PlaceId place, ClaimId claim);
     [[nodiscard]] Status busy_refusal(const Fetch &fetch) const;
     [[nodiscard]] std::string describe_conflict(const Fetch &fetch) const;

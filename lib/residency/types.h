@@ -169,8 +169,9 @@ struct Release {
     bool abandon = false;  // the write failed half way
     bool unshown = false;  // nobody saw the view: what was readable stays as it was; a write, whose
         // grant made the old bytes void, leaves the contents dead as abandon does
-    bool internal = false;  // of a fetch with kFetchInternal
-    ClaimId claim = 0;      // of the fetch
+    bool internal = false;        // of a fetch with kFetchInternal
+    bool beside_readers = false;  // of one with kFetchBesideReaders
+    ClaimId claim = 0;            // of the fetch
 };
 
 enum class TransferKind : uint8_t {

@@ -260,6 +260,7 @@ void Optimizer::Parts::reserve(const Entry *entries, uint32_t n)
     grow_to_hold(entering, jobs.size());
     grow_to_hold(keeping, jobs.size());
     grow_to_hold(tensors, 2 * by_tensor.size());
+    grow_to_hold(judged, jobs.size());
     grow_to_hold(gradients, jobs.size());
     grow_to_hold(versions, jobs.size());
     MutexLock lock(pipeline.mutex);

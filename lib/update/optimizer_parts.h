@@ -304,13 +304,14 @@ struct Optimizer::Parts {
     std::deque<ParameterJob> jobs;
     std::unordered_map<TensorId, ParameterJob *> by_tensor;
     std::map<uint32_t, stw_hyper> hypers;
-    std::vector<ParameterJob *> chosen;    // of the last step, in the order of entries
-    std::vector<ParameterJob *> entering;  // of these, not in a step before
-    std::vector<ParameterJob *> keeping;   // of these, to be updated early at once
-    std::vector<TensorId> tensors;         // room for those of a claim
-    std::vector<TensorId> gradients;       // of those chosen
-    std::vector<uint64_t> versions;        // of these, as claimed
-    std::vector<PlaceId> places;           // of those chosen
+    std::vector<ParameterJob *> chosen;                // of the last step, in the order of entries
+    std::vector<ParameterJob *> entering;              // of these, not in a step before
+    std::vector<ParameterJob *> keeping;               // of these, to be updated early at once
+    std::vector<TensorId> tensors;                     // room for those of a claim
+    std::vector<std::pair<ClaimId, TensorId>> judged;  // of early steps, whose verdict is asked for
+    std::vector<TensorId> gradients;                   // of those chosen
+    std::vector<uint64_t> versions;                    // of these, as claimed
+    std::vector<PlaceId> places;                       // of those chosen
     // One for each parameter that may be in a step, and one more.
     std::deque<Step> steps{1};
     Step *last = &steps.front();     // as called; one with a verdict is the last while it is active

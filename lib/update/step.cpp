@@ -277,6 +277,7 @@ Step &Optimizer::Parts::prepare(const StepOptions &options)
     entering.clear();
     for (ParameterJob *job : chosen) {
         if (job->step != nullptr) {
+            judged.emplace_back(job->claim, job->shape.layouts[ParameterJob::kParameter].tensor);
             take_over(*job, step);
         } else {
             enter(*job, step);
@@ -360,8 +361,10 @@ Status Optimizer::Parts::begin(const StepOptions &options)
             if (pipeline.closing) {
                 return Status::error(STW_ERROR_CLOSED, "The runtime closes: no more steps.");
             }
+            judged.clear();
             step = &prepare(options);
         }
+        if (!judged.empty()) pipeline.tiers.judge(judged);
         if (chosen.empty()) return {};
         const ClaimId claim = entering.empty() ? 0 : claim_entering();
         MutexLock lock(pipeline.mutex);

@@ -60,6 +60,9 @@ public:
     // What was written under the claim may be read by those who ask for it before the claim ends:
     // up to the next fetch of it under the claim, which waits for their end. No piece is out.
     virtual void lend(ClaimId claim, TensorId tensor) = 0;
+    // The verdict on what was written under these claims is asked for: accesses without a view wait
+    // for it, as nobody would tell them to read again. Also before the tensor is lent.
+    virtual void judge(const std::vector<std::pair<ClaimId, TensorId>> &written) = 0;
     // The contents cannot be trusted any more: whoever names the tensor is told the cause. Comes
     // after the last release of a piece of it and before the unclaim.
     virtual void fail(TensorId tensor, const Status &cause) = 0;

@@ -104,10 +104,13 @@ try {
     } else {
         // An interrupt ends calls: here there is none to return from.
         residency::Instant begin = 0;
+        const bool copies = views_.copies(fault.thread);
+        machine_.touches->of_copies += copies;
         do {
             begin = dispatch_.now();
             status = fetch_or_fill(range, views_.number_of(fault.thread));
         } while (status.code() == STW_ERROR_INTERRUPTED && interrupted_since(begin));
+        machine_.touches->of_copies -= copies;
     }
     if (status.ok()) return status;
     status = Status::error(status.code(),
@@ -131,11 +134,23 @@ bool Faults::is_waited_for(uint32_t owner, const stw_tensor *tensor)
            std::find(viewed.begin(), viewed.end(), tensor) != viewed.end();
 }
 
+// What a claim has concealed stays so until the view ends.
+bool Faults::is_shown(const RequestedRange &range)
+{
+    const MutexLock lock(dispatch_.mutex());
+    const residency::TensorBlocks blocks = dispatch_.core.blocks_of(range.tensor->id);
+    for (residency::BlockId block = blocks.first; block < blocks.first + blocks.count; ++block) {
+        if (!dispatch_.core.is_mapped(block, range.place)) return false;
+    }
+    return true;
+}
+
 // A speculative update is read before its verdict, which this thread may have to give.
 Status Faults::fetch_touched(const RequestedRange &range, uint32_t owner)
 {
     std::vector<stw_view> weaker;
-    if (machine_.touches->has(range.tensor, range.access != STW_READ, &weaker)) return {};
+    if (machine_.touches->has(range.tensor, range.access != STW_READ, is_shown(range), &weaker))
+        return {};
     if (!weaker.empty()) (void)ends_.release(weaker.data(), 1, STW_STREAM_SYNCED, {});
     FetchPlan plan;
     plan.ranges.push_back(range);
@@ -148,6 +163,7 @@ Status Faults::fetch_touched(const RequestedRange &range, uint32_t owner)
     residency::ClaimId claim = 0;
     {
         const MutexLock lock(dispatch_.mutex());
+        plan.step = recorder_.step_of_thread(owner);  // a wait for its own view would never end
         before = dispatch_.core.last_fetch();
         claim = dispatch_.core.claimed_by(range.tensor->id);
     }
@@ -163,7 +179,6 @@ Status Faults::fetch_touched(const RequestedRange &range, uint32_t owner)
         if (claimed || core.is_awaited(id, before) || dispatch_.waits_for_progress())
             dispatch_.give_way_soon();
     });
-        plan.step = recorder_.step_of_thread(owner);  // a wait for its own view would never end
     return {};
 }
 

@@ -37,6 +37,7 @@ private:
     bool interrupted_since(residency::Instant begin);
     bool is_waited_for(uint32_t owner, const stw_tensor *tensor);
     Status fetch_touched(const RequestedRange &range, uint32_t owner);
+    bool is_shown(const RequestedRange &range) STW_EXCLUDES(runtime_lock);
     Status fetch_or_fill(const RequestedRange &range, uint32_t owner);
 
     AddressTable &addresses_;

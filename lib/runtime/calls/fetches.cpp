@@ -259,6 +259,7 @@ void Fetches::undo_grants(const FetchPlan &plan, const std::vector<residency::Gr
             release.byte_begin = scratch ? 0 : range.byte_begin;
             release.byte_count = scratch ? sum_bytes(range) : range.byte_count;
             release.abandon = range.access == STW_WRITE || range.access == STW_REDUCE;
+            release.beside_readers = plan.beside_readers;
             core.release(release, out);
         }
     });

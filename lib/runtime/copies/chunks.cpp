@@ -154,7 +154,10 @@ Status ChunkCopies::each_chunk(stw_tensor *tensor, residency::Access access, boo
         sleepers_.await(chunk.waiter, tensor->id);
         status = std::move(chunk.waiter.status);
         if (!status.ok()) break;
-        status = body(chunk_pointer(chunk, copy), chunk.element_begin, chunk.element_count);
+        {
+            const ViewTable::Copying copying(views_);
+            status = body(chunk_pointer(chunk, copy), chunk.element_begin, chunk.element_count);
+        }
         release_chunk(chunk, copy);
         next += chunk.element_count;
     }

@@ -73,9 +73,11 @@ bool Snapshots::copy_resident(const FetchPlan &plan)
                   hits_.fetch_hit(range, plan.step, STW_STREAM_HOST, &view);
         }
         if (!hit) break;
+        views_.slot(ViewTable::index_of(view.cookie)).copied = 1;
         views.push_back(view);
     }
     const bool all = views.size() == plan.copied.size();
+    const ViewTable::Copying copying(views_);
     for (size_t i = 0; all && i < views.size(); ++i) {
         const RequestedRange &range = plan.copied[i];
         copy_elements(range.into, range.dtype, views[i].pointer, *range.tensor,
@@ -353,6 +355,7 @@ void Snapshots::copy_chunk(Snapshot &work)
                        : addresses_.piece_pointer(work.chunk.grants.front(), piece);
     }
     if (work.torn) return;
+    const ViewTable::Copying copying(views_);
     copy_elements(to, part.dtype, from, *part.tensor, work.count);
 }
 

@@ -51,6 +51,7 @@ struct alignas(64) ViewSlot {
     uint8_t absent = 0;                // of a gathered tensor, without bytes here
     Relaxed<uint8_t> exported = 0;     // moved into a DLPack tensor
     Relaxed<uint8_t> touched = 0;      // by an access without a view; ends where it is in the way
+    Relaxed<uint8_t> copied = 0;       // by a copy, which ends it at once
     uint32_t next = residency::kNone;  // pinned by the same call; until it is open
     uint32_t first_slot = 0;           // at a place with streams
 };
@@ -66,6 +67,8 @@ struct alignas(64) ThreadState {
     std::atomic<bool> thread_lives{false};
     uint32_t number = 0;            // of the thread in its runtime, from 1
     std::atomic<int> thread_id{0};  // of the system
+    std::atomic<bool> copies{
+        false};  // between memory of the program and of a tensor, which it holds
     uint32_t slot_count = 0;
     std::array<uint32_t, kSlots> slots{};
     // One writer (the thread), one reader (under the core's lock).
@@ -91,6 +94,24 @@ public:
     ThreadState *thread_state();
     // The number of a thread by the system's id; 0: it has made no call yet.
     [[nodiscard]] uint32_t number_of(int thread_id);
+    [[nodiscard]] bool copies(int thread_id);
+    // While there is one, this thread copies.
+    class Copying {
+    public:
+        explicit Copying(ViewTable &views) : state_(views.thread_state())
+        {
+            if (state_) state_->copies.store(true);
+        }
+        Copying(const Copying &) = delete;
+        Copying &operator=(const Copying &) = delete;
+        ~Copying()
+        {
+            if (state_) state_->copies.store(false);
+        }
+
+    private:
+        ThreadState *const state_;
+    };
     // kNone if views_max are open.
     uint32_t take_slot(ThreadState *state)
     {

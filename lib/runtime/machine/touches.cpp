@@ -139,13 +139,14 @@ Touches::Turn::~Turn()
     touches_.over_.notify_all();
 }
 
-bool Touches::has(const stw_tensor *tensor, bool writes, std::vector<stw_view> *in_the_way)
+bool Touches::has(const stw_tensor *tensor, bool writes, bool shown,
+                  std::vector<stw_view> *in_the_way)
 {
     MutexLock lock(mutex_);
     const auto of_it = [&](const stw_view &view) { return view.tensor == tensor; };
     const auto found = std::find_if(views_.begin(), views_.end(), of_it);
     if (found == views_.end()) return false;
-    if (!writes || found->access != STW_READ) return true;
+    if (shown && (!writes || found->access != STW_READ)) return true;
     in_the_way->push_back(*found);
     views_.erase(found);
     return false;

@@ -65,9 +65,11 @@ public:
         Touches &touches_;
         const stw_tensor *const tensor_;
     };
-    // True if there is a view of the tensor that allows the access. A view that does not is moved
-    // to `in_the_way`, for the caller to release.
-    bool has(const stw_tensor *tensor, bool writes, std::vector<stw_view> *in_the_way);
+    // True if there is a view of the tensor that allows the access, and shows its bytes still. A
+    // view that does not is moved to `in_the_way`, for the caller to release.
+    bool has(const stw_tensor *tensor, bool writes, bool shown, std::vector<stw_view> *in_the_way);
+    // Faults of threads that copy, which hold a tensor until the copy gets on.
+    std::atomic<uint32_t> of_copies{0};
     void keep(const stw_view &view);
     std::vector<stw_view> take();  // The caller releases them, then calls released().
     void released();

@@ -125,6 +125,7 @@ Status OptimizerTable::optimizer_step(stw_optimizer *optimizer, const stw_update
         recorder_.add_stall_of(recorder_.current_step(), observe::Stall::kUpdate, residency::kNone,
                                begin, dispatch_.now());
     }
+    if (machine_.touches && !speculates) await_concealed(changed_by(body, tensors, some));
     if (speculates) tell_early(body);
     sleepers_.log_timeout(status);
     if (!status.ok()) return sleepers_.tell_waiting(std::move(status));
@@ -227,12 +228,26 @@ std::vector<stw_tensor *> OptimizerTable::changed_by(const OptimizerBody &body,
     std::sort(named.begin(), named.end());
     const auto add = [&](const stw_tensor *parameter, stw_tensor *tensor) {
         const bool is_named = !some || std::binary_search(named.begin(), named.end(), parameter);
-        if (is_named && tensor->sharding) changed.push_back(tensor);
+        if (is_named && (tensor->sharding || !machine_.ranks)) changed.push_back(tensor);
     };
     for (const auto &[key, state] : body.states) add(state.parameter, state.tensor);
     MutexLock lock(dispatch_.mutex());
     for (size_t i = 0; i < body.held.size(); ++i) add(body.held[i / 2 * 2], body.held[i]);
     return changed;
+}
+
+// Nobody reads from now on, at an address, what the step is about to change, except beside a view.
+// Transfers and copies that work there end by themselves, unless the other side of a copy is such an
+// address as well.
+void OptimizerTable::await_concealed(const std::vector<stw_tensor *> &changed)
+{
+    constexpr uint64_t kLookNs = 1'000'000;  // a fault that begins is no progress
+    MutexLock lock(dispatch_.mutex());
+    for (const stw_tensor *tensor : changed) {
+        while (dispatch_.core.is_exposed(tensor->id) && !sleepers_.is_viewed(tensor) &&
+               machine_.touches->of_copies.load() == 0)
+            (void)dispatch_.wait_progress(dispatch_.now() + kLookNs);
+    }
 }
 
 // A step whose verdict is that of all ranks. If collectives run on the callers' threads, this one

@@ -92,6 +92,15 @@ void TierAccess::lend(residency::ClaimId claim, residency::TensorId tensor)
                       STW_REQUIRES(runtime_lock) { core.lend(claim, tensor, out); });
 }
 
+void TierAccess::judge(
+    const std::vector<std::pair<residency::ClaimId, residency::TensorId>> &written)
+{
+    if (!machine_.touches) return;
+    dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {
+        for (const auto &[claim, tensor] : written) core.hold_touches(claim, tensor);
+    });
+}
+
 void TierAccess::fail(residency::TensorId tensor, const Status &cause)
 {
     dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {

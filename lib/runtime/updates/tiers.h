@@ -33,6 +33,8 @@ public:
 
     residency::ClaimId claim(const residency::TensorId *tensors, uint32_t n) override;
     void lend(residency::ClaimId claim, residency::TensorId tensor) override;
+    void judge(
+        const std::vector<std::pair<residency::ClaimId, residency::TensorId>> &written) override;
     void unclaim(residency::ClaimId claim, const residency::TensorId *tensors, uint32_t n,
                  uint64_t emptied) override;
     void fail(residency::TensorId tensor, const Status &cause) override;

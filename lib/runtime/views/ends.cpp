@@ -126,7 +126,7 @@ Status ViewEnds::end_view(uint32_t index, ViewSlot &slot, memory::DeviceStreams:
 {
     end_on_stream(slot, stream);
     if (slot.exported) slot.exported = 0;
-    if (slot.touched) slot.touched = 0;
+    if (slot.copied) slot.copied = 0;
     ThreadState *state = views_.thread_state();
     views_.note_release(slot.owner, state);
     if (slot.by_gate && slot.scratch == residency::kNone) return end_hit(index, slot, state, hint);
@@ -140,7 +140,9 @@ Status ViewEnds::end_view(uint32_t index, ViewSlot &slot, memory::DeviceStreams:
                         .place = slot.place,
                         .by_gate = slot.by_gate,
                         .dtype = slot.dtype,
-                        .absent = slot.absent};
+                        .absent = slot.absent,
+                        .touched = slot.touched};
+    if (slot.touched) slot.touched = 0;
     views_.give_slot(state, index);
     if (copy.scratch == residency::kNone) return end_pinned(copy, hint);
     const Sharding *sharding = copy.tensor->sharding.get();
@@ -176,6 +178,7 @@ Status ViewEnds::end_pinned(const ViewSlot &view, ReleaseHint hint)
     release.near = hint.near() && !hint.discard();
     release.discard = hint.discard();
     release.abandon = hint.abandon() && view.access != STW_READ;
+    release.beside_readers = view.touched;
     Measured measured = measure_gradient(view, hint);
     uint64_t version = 0;
     Status status;

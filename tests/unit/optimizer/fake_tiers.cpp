@@ -237,6 +237,15 @@ void FakeTiers::unclaim(ClaimId claim, const TensorId *tensors, uint32_t n, uint
     answer_inline();
 }
 
+void FakeTiers::judge(const std::vector<std::pair<ClaimId, TensorId>> &written)
+{
+    MutexLock lock(mutex_);
+    for (const auto &[claim, tensor] : written) {
+        if (tensors_.at(tensor).is_copy) fault("the verdict on a copy is asked for");
+        if (claim == 0) fault("the verdict on a parameter that no step has is asked for");
+    }
+}
+
 void FakeTiers::lend(ClaimId claim, TensorId id)
 {
     MutexLock lock(mutex_);

@@ -78,6 +78,7 @@ public:
     ClaimId claim(const TensorId *tensors, uint32_t n) override;
     void unclaim(ClaimId claim, const TensorId *tensors, uint32_t n, uint64_t emptied) override;
     void lend(ClaimId claim, TensorId tensor) override;
+    void judge(const std::vector<std::pair<ClaimId, TensorId>> &written) override;
     void fail(TensorId tensor, const Status &cause) override;
     void miss(TensorId tensor, const Status &cause) override;
     void empty(TensorId tensor) override;

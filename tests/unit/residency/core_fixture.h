@@ -136,6 +136,7 @@ protected:
                 release.byte_begin = request.byte_begin;
                 release.byte_count = request.byte_count;
                 release.far = far;
+                release.beside_readers = (asked.flags & kFetchBesideReaders) != 0;
                 core_->release(release, out);
             }
             take(out);

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is seen at an address without a view once the tensor is claimed: nothing that the claim is
+// about to change.
+#include "lib/residency/aliases.h"
+#include "tests/unit/residency/core_fixture.h"
+
+namespace stepwell::residency {
+namespace {
+
+class TouchesTest : public CoreTest, private Aliases {
+protected:
+    void SetUp() override
+    {
+        open(4, 0, 16);
+        core_->set_aliases(this);
+        TensorSpec wanted = spec("a", kBlock);
+        wanted.guarded = true;
+        a_ = create_filled(wanted);
+    }
+    bool show(PlaceId place, Slot slot, PackId, uint32_t, bool) override
+    {
+        shown_.insert({place, slot});
+        return true;
+    }
+    void hide(PlaceId place, Slot slot) override { shown_.erase({place, slot}); }
+    [[nodiscard]] bool is_shown() const { return !shown_.empty(); }
+    FetchId touch() { return ask({all_of(a_, Access::kRead)}, kFetchBesideReaders | kFetchLent); }
+    ClaimId claim()
+    {
+        const ClaimId claim = core_->claim();
+        core_->claim_tensor(claim, a_);
+        return claim;
+    }
+    void lend(ClaimId claim)
+    {
+        Commands out;
+        core_->lend(claim, a_, out);
+        take(out);
+    }
+
+    TensorId a_ = kNone;
+    std::set<std::pair<PlaceId, Slot>> shown_;
+};
+
+TEST_F(TouchesTest, AClaimHidesWhatTouchesSee)
+{
+    const FetchId touched = touch();
+    ASSERT_TRUE(granted(touched));
+    EXPECT_TRUE(is_shown());
+    claim();
+    EXPECT_FALSE(is_shown());
+    EXPECT_FALSE(core_->is_exposed(a_));
+    release(touched);
+}
+
+TEST_F(TouchesTest, AClaimHidesNothingThatTheProgramViews)
+{
+    const FetchId view = ask(a_, Access::kRead);
+    claim();
+    EXPECT_TRUE(is_shown());
+    EXPECT_TRUE(core_->is_exposed(a_));
+    release(view);
+    EXPECT_FALSE(is_shown());
+    EXPECT_FALSE(core_->is_exposed(a_));
+}
+
+TEST_F(TouchesTest, AClaimHidesWhatWasStillBroughtForATouch)
+{
+    evict(a_);
+    const FetchId touched = touch();
+    EXPECT_FALSE(granted(touched));
+    claim();
+    finish_all();
+    EXPECT_TRUE(granted(touched));
+    EXPECT_FALSE(is_shown());
+    release(touched);
+}
+
+TEST_F(TouchesTest, WhatIsLentIsSeenUntilTheVerdictIsAskedFor)
+{
+    const ClaimId updates = claim();
+    update_under(updates, a_, false);
+    lend(updates);
+    const FetchId first = touch();
+    ASSERT_TRUE(granted(first));
+    EXPECT_TRUE(is_shown());
+    core_->hold_touches(updates, a_);
+    EXPECT_FALSE(is_shown());
+    const FetchId second = touch();
+    EXPECT_FALSE(granted(second));
+    const FetchId speculated = ask({all_of(a_, Access::kRead)}, kFetchLent);
+    EXPECT_TRUE(granted(speculated)) << "the program is told if it has to read again";
+    for (const FetchId view : {first, speculated}) release(view);
+    unclaim(updates, a_);
+    EXPECT_TRUE(granted(second));
+    EXPECT_TRUE(is_shown());
+}
+
+TEST_F(TouchesTest, WhatIsLentBeforeItsVerdictIsAskedForIsHeldAsWell)
+{
+    const ClaimId updates = claim();
+    const FetchId update = ask_under(updates, a_);
+    ASSERT_TRUE(granted(update));
+    core_->hold_touches(updates, a_);
+    release_under(updates, a_);
+    lend(updates);
+    EXPECT_FALSE(granted(touch()));
+}
+
+TEST_F(TouchesTest, WhatIsLentOnceIsSeenWhenItHasCome)
+{
+    evict(a_);
+    claim();
+    const FetchId touched = touch();
+    Commands out;
+    core_->lend_once(a_, out);
+    take(out);
+    finish_all();
+    EXPECT_TRUE(granted(touched));
+    EXPECT_TRUE(is_shown());
+    release(touched);
+    EXPECT_FALSE(is_shown());
+}
+
+}  // namespace
+}  // namespace stepwell::residency

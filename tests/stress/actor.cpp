@@ -20,7 +20,8 @@ bool Actor::accept(const char *what, stw_status status, bool empty_allowed)
     const char *wrong = status == STW_ERROR_BUDGET ? budget_sentence_wrong(stw_last_error()) : NULL;
     if (wrong) world_.fail("actor %u: %s: %s in '%s'", number_, what, wrong, stw_last_error());
     Counters &counters = world_.counters;
-    const bool crowded = world_.features.holds_more;
+    const bool crowded = world_.features.holds_more || world_.features.budgets;
+    if (status == STW_ERROR_INTERRUPTED && world_.features.interrupts) return false;
     if (status == STW_ERROR_BUSY && crowded) {
         counters.busy.fetch_add(1);
     } else if (status == STW_ERROR_BUDGET && crowded) {
@@ -105,30 +106,49 @@ void Actor::step_operation()
     accept("step end", stw_step_end(mine_.phase, &stats), false);
 }
 
+void Actor::evict_operation()
+{
+    const bool device = world_.setup.device && (chance(50) || !world_.setup.host_blocks);
+    const uint32_t tier = device ? STW_TIER_DEVICE : STW_TIER_HOST;
+    const stw_status status = stw_evict(world_.runtime, nullptr, 0, tier, 0, kWaitNs);
+    if (status != STW_ERROR_BUSY) accept("evict of all", status, false);
+}
+
+// BUSY for views, updates before their verdict, and another commit.
+void Actor::commit_operation()
+{
+    if (!world_.setup.store) return;
+    const stw_status status = stw_commit(world_.runtime, nullptr, nullptr);
+    if (status == STW_OK) world_.counters.commits.fetch_add(1);
+    if (status != STW_ERROR_BUSY) accept("commit", status, false);
+}
+
+// Returns what it was.
+const char *Actor::operate(uint64_t kind)
+{
+    if (!world_.boards.empty() && chance(40)) return board_operation(), "use of a board";
+    if (kind < 50) return share_operation(), "use of shared tensors";
+    if (kind < 62) return own_operation(), "change of an own tensor";
+    if (kind < 66) return copy_owned(), "copy";
+    if (kind < 72) return read_owned(any_owned(), chance(30)), "read";
+    if (kind < 82) return train(), "training";
+    if (kind < 87) return sum_operation(), "sum";
+    if (kind < 94) return hint_operation(), "hint";
+    if (kind < 95) return evict_operation(), "evict of all";
+    if (kind < 96) return commit_operation(), "commit";
+    return step_operation(), "mark of a step";
+}
+
 void Actor::run(uint64_t operations)
 {
+    // A touch of a thread that has begun no step would belong to another actor's.
+    step_operation(), step_operation();
     for (uint64_t i = 0; i < operations; ++i) {
         world_.progress[number_].store(i + 1);
-        const uint64_t kind = random(100);
-        if (kind < 50) {
-            share_operation();
-        } else if (kind < 62) {
-            own_operation();
-        } else if (kind < 72) {
-            if (chance(40)) {
-                copy_owned();
-            } else {
-                read_owned(any_owned(), chance(30));
-            }
-        } else if (kind < 82) {
-            train();
-        } else if (kind < 87) {
-            sum_operation();
-        } else if (kind < 95) {
-            hint_operation();
-        } else {
-            step_operation();
-        }
+        const uint64_t begin = World::now_ns();
+        locked_ns_ = 0;
+        const char *what = operate(random(100));
+        world_.check_time(what, begin + locked_ns_);
         world_.counters.operations.fetch_add(1);
     }
     if (step_open_) step_operation();

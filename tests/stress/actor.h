@@ -7,6 +7,9 @@
 
 namespace stress {
 
+// Values stay whole numbers that a float holds exactly.
+constexpr uint64_t kValueMax = 1u << 23;
+
 class Actor {
 public:
     Actor(World &world, uint32_t number);
@@ -48,6 +51,7 @@ private:
     void write_own(Owned &owned);
     void fill_own(Owned &owned);
     void discard_own(Owned &owned);
+    void freeze_own(Owned &owned);
     void restore(Owned &owned);
     void commit(Owned &owned, stw_status status, uint64_t value, uint64_t distrust);
     void read_owned(Owned &owned, bool copies);
@@ -55,26 +59,66 @@ private:
     stw_status copy_behind(const stw_fetch_request *requests, uint32_t n, stw_view *views);
     void check_owned(const Owned &owned, const float *values, uint64_t count, uint64_t floor,
                      uint64_t distrust, float slack = 0);
+    Owned &any_owned();
+
+    // train.cpp: its parameters and their gradients
     void train();
     stw_status step_early(uint32_t parameter);
     void reduce_into(uint32_t parameter, uint64_t amount);
     bool reduce_view(stw_tensor *gradient, uint64_t elements, uint64_t amount);
     void sum_operation();
     void restart_parameters();
-    Owned &any_owned();
+    void raise(uint64_t (&after)[2]);
+    void abort_step();
+    void ask_before_verdict(uint32_t parameter);
+    void recover();
+    void empty_gradient(uint32_t parameter);
+
+    // touch.cpp: boards, and parameters without a view
+    void board_operation();
+    void touch_parameter(const Owned &owned);
+    void touch_part(Board &board);
+    void look_at(Board &board);
+    void copy_part(Board &board);
+    void view_board(Board &board);
+    void check_part(const Board &board, uint32_t part, const volatile float *values, uint64_t floor,
+                    const char *how);
+    void renew_board(Board &board);
+    void freeze_board(Board &board);
+    template <class Lock> Lock locked(std::shared_mutex &mutex);
 
     // hints, evictions, statistics
     void hint_operation();
+    void evict_operation();
+    void commit_operation();
     stw_tensor *any_tensor();
     void step_operation();
+    const char *operate(uint64_t kind);
+    // Repeats what an interrupt ended.
+    template <class Call> stw_status again(Call &&call)
+    {
+        stw_status status = call();
+        while (status == STW_ERROR_INTERRUPTED && world_.features.interrupts) status = call();
+        return status;
+    }
 
     World &world_;
     Estate &mine_;
     const uint32_t number_;
     uint64_t state_;
     bool step_open_ = false;
-    uint32_t touched_ = 0;  // a bit for each gradient that train() reduced into
+    uint32_t touched_ = 0;    // a bit for each gradient that train() reduced into
+    uint64_t locked_ns_ = 0;  // in the present operation, for another actor and not for the library
     std::vector<float> scratch_;
 };
+
+// Time that passes in it is no call's.
+template <class Lock> Lock Actor::locked(std::shared_mutex &mutex)
+{
+    const uint64_t begin = World::now_ns();
+    Lock lock(mutex);
+    locked_ns_ += World::now_ns() - begin;
+    return lock;
+}
 
 }  // namespace stress

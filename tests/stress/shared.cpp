@@ -132,7 +132,8 @@ bool Actor::fetch_async(Claim *claims, uint32_t n, uint32_t flags)
     const bool cancels = chance(30);
     if (cancels) accept("cancel", stw_operation_cancel(operation), false);
     stw_status status = STW_PENDING;
-    while (status == STW_PENDING && !leaves) status = stw_operation_wait(operation, kWaitNs);
+    while (status == STW_PENDING && !leaves)
+        status = again([&] { return stw_operation_wait(operation, kWaitNs); });
     bool granted = false;
     if (!leaves && status == STW_OK) {
         status = stw_fetch_collect(operation, STW_STREAM_HOST, views, n);

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <unistd.h>
 
 namespace stress {
@@ -27,12 +28,16 @@ stw_status add_gradient(void *, const stw_update_chunk *chunk)
 
 }  // namespace
 
-World::World(const Setup &with, const char *directory, uint64_t from, uint32_t count)
-    : setup(with), seed(from), actors(count)
+World::World(const Setup &with, const char *directory, uint64_t from, uint32_t count,
+             uint64_t wait_max_ns)
+    : setup(with), seed(from), actors(count), directory_(directory), wait_max_ns_(wait_max_ns)
 {
     features.aborts = (seed & 1) != 0;
     features.holds_more = seed % 3 != 0;
-    open(directory);
+    features.budgets = seed % 4 > 1;
+    features.interrupts = seed % 5 > 2;
+    if (setup.store) store_ = setup.store + ("-" + std::to_string(getpid()));
+    open();
     make_tensors();
     watchdog_ = std::thread([this] { watch(); });
 }
@@ -41,33 +46,22 @@ World::~World()
 {
     for (Shared *tensor : shared) delete tensor;
     for (Owned *tensor : sums) delete tensor;
+    for (Board *board : boards) delete board;
     for (Estate &estate : estates) {
         for (Owned *tensor : estate.plain) delete tensor;
         for (Owned *tensor : estate.parameters) delete tensor;
     }
 }
 
-void World::open(const char *directory)
+stw_status World::open_with(stw_nvme_options *nvme, uint32_t flags)
 {
     stw_device_options device = STW_DEVICE_OPTIONS_INIT;
     device.driver = setup.device;
     device.budget_bytes = uint64_t{setup.device_blocks} * kBlockBytes;
-    stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
-    const auto faults_of = [&](uint64_t tries) {
-        return std::string(setup.faults ? setup.faults : "") +
-               ";seed=" + std::to_string(seed + (tries << 32));
-    };
-    std::string faults = faults_of(0);
-    nvme.path = directory;
-    nvme.budget_bytes = uint64_t{setup.nvme_blocks} * kBlockBytes;
-    if (setup.faults) {
-        nvme.driver = "fault";
-        nvme.driver_options = faults.c_str();
-    }
     stw_runtime_options options = STW_RUNTIME_OPTIONS_INIT;
     options.name = "stress";
     if (setup.device) options.devices = &device, options.device_count = 1;
-    if (setup.nvme_blocks) options.nvme = &nvme, options.nvme_count = 1;
+    if (setup.nvme_blocks) options.nvme = nvme, options.nvme_count = 1;
     options.host_bytes = uint64_t{setup.host_blocks} * kBlockBytes;
     options.thread_count = 2;
     options.timeout_ns = kWaitNs;
@@ -81,25 +75,52 @@ void World::open(const char *directory)
     };
     options.tensors_max = 1024;
     options.block_bytes = kBlockBytes;
+    options.flags = flags | (setup.boards ? STW_RUNTIME_FAULT_IN : 0);
+    if (setup.store) options.store_name = store_.c_str();
+    return stw_runtime_open(&options, &runtime);
+}
+
+void World::open()
+{
+    stw_nvme_options nvme = STW_NVME_OPTIONS_INIT;
+    const auto faults_of = [&](uint64_t tries) {
+        return std::string(setup.faults ? setup.faults : "") +
+               ";seed=" + std::to_string(seed + (tries << 32));
+    };
+    std::string faults = faults_of(0);
+    nvme.path = directory_.c_str();
+    nvme.budget_bytes = uint64_t{setup.nvme_blocks} * kBlockBytes;
+    if (setup.faults) {
+        nvme.driver = "fault";
+        nvme.driver_options = faults.c_str();
+    }
     // A fault may hit the superblock.
-    stw_status status = stw_runtime_open(&options, &runtime);
+    stw_status status = open_with(&nvme, 0);
     const uint64_t tries_max = setup.errors_allowed ? 100 : 0;
     for (uint64_t tries = 1; status < 0 && tries < tries_max; ++tries) {
         faults = faults_of(tries);
         nvme.driver_options = faults.c_str();
-        status = stw_runtime_open(&options, &runtime);
+        status = open_with(&nvme, 0);
     }
     if (status < 0) {
         std::fprintf(stderr, "stress: %s: %s\n", setup.name, stw_last_error());
         std::exit(1);
     }
+    const uint32_t tiers[] = {STW_TIER_DEVICE, STW_TIER_HOST, STW_TIER_NVME};
+    for (uint32_t i = 0; i < 3; ++i) {
+        stw_tier_stats stats = STW_TIER_STATS_INIT;
+        if (stw_tier_stats_get(runtime, tiers[i], 0, &stats) == STW_OK)
+            opened_blocks_[i] = stats.budget_bytes / kBlockBytes;
+    }
 }
 
-stw_tensor *World::make_tensor(const std::string &name, uint64_t elements, uint32_t role)
+stw_tensor *World::make_tensor(const std::string &name, uint64_t elements, uint32_t role,
+                               uint32_t flags)
 {
     stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
     spec.name = name.c_str();
     spec.role = role;
+    spec.flags = flags;
     spec.dtype = STW_F32;
     spec.dimensions = 1;
     spec.shape[0] = elements;
@@ -113,8 +134,29 @@ Owned *World::make_owned(const std::string &name, uint64_t elements, uint32_t ro
     auto *owned = new Owned();
     owned->name = name;
     owned->elements = elements;
-    owned->tensor = make_tensor(name, elements, role);
+    uint32_t flags = setup.store && role != STW_ROLE_GRAD ? STW_TENSOR_DURABLE : 0;
+    // What shares a block is touched beside others of it, also before its update.
+    const bool touched = setup.boards && role == STW_ROLE_PARAM;
+    if (touched) flags |= STW_TENSOR_FIXED_ADDRESS;
+    owned->tensor = make_tensor(name, elements, role, flags);
+    if (touched) owned->address = address_of(owned->tensor);
     return owned;
+}
+
+float *World::address_of(stw_tensor *tensor)
+{
+    void *address = nullptr;
+    uint64_t bytes = 0;
+    if (stw_tensor_address(tensor, 0, &address, &bytes) < 0) fail("address: %s", stw_last_error());
+    return static_cast<float *>(address);
+}
+
+void World::make_board(Board &board)
+{
+    const uint32_t flags = STW_TENSOR_FIXED_ADDRESS | (setup.store ? STW_TENSOR_DURABLE : 0);
+    board.tensor = make_tensor(board.name, board.elements, STW_ROLE_OTHER, flags);
+    board.address = address_of(board.tensor);
+    for (Board::Part &part : board.parts) part.floor = 0, part.ceiling = 0;
 }
 
 void World::make_tensors()
@@ -143,6 +185,13 @@ void World::make_tensors()
         sums.push_back(make_owned("sum." + std::to_string(i),
                                   i == 0 ? 500 : kBlockElements + kBlockElements / 2,
                                   STW_ROLE_GRAD));
+    }
+    for (uint32_t i = 0; i < setup.boards; ++i) {
+        auto *board = new Board();
+        board->name = "board." + std::to_string(i);
+        board->elements = (1 + next_random(&state) % 12) * kBlockElements - i;
+        make_board(*board);
+        boards.push_back(board);
     }
     estates.resize(actors + 1);  // the clerk's is empty
     for (uint32_t actor = 0; actor < actors; ++actor) make_estate(actor, &state);
@@ -206,11 +255,55 @@ void World::check_budgets()
         const uint32_t tier = tiers[i];
         stw_tier_stats stats = STW_TIER_STATS_INIT;
         if (stw_tier_stats_get(runtime, tier, 0, &stats) < 0) fail("stats: %s", stw_last_error());
-        if (stats.used_bytes > stats.budget_bytes || stats.peak_bytes > stats.budget_bytes) {
+        // The peak may be of a larger budget.
+        const bool above = stats.peak_bytes > stats.budget_bytes && !features.budgets;
+        if (stats.used_bytes > stats.budget_bytes || above) {
             fail("tier %u uses %" PRIu64 " (peak %" PRIu64 ") of a budget of %" PRIu64, tier,
                  stats.used_bytes, stats.peak_bytes, stats.budget_bytes);
         }
     }
+}
+
+// Down to three quarters of what it was opened with.
+void World::change_budget(uint64_t random)
+{
+    const uint32_t tiers[] = {STW_TIER_DEVICE, STW_TIER_HOST, STW_TIER_NVME};
+    const uint32_t which = random % 3;
+    const uint64_t most = opened_blocks_[which];
+    if (most == 0 || (which == 2 && setup.store)) return;
+    const uint64_t wanted = most - random / 3 % (most / 4 + 1);
+    const uint64_t begin = now_ns();
+    const stw_status status =
+        stw_tier_set_budget(runtime, tiers[which], 0, wanted * kBlockBytes, kWaitNs);
+    check_time("a change of a budget", begin);
+    const bool interrupted = status == STW_ERROR_INTERRUPTED && features.interrupts;
+    const bool refused = status == STW_ERROR_BUDGET || status == STW_ERROR_BUSY;
+    if (status < 0 && !interrupted && !refused && !is_fault(status))
+        fail("budget of %" PRIu64 " blocks for tier %u: %s", wanted, which, stw_last_error());
+    if (status == STW_OK) counters.budgets.fetch_add(1);
+}
+
+void World::interrupt()
+{
+    counters.interrupted.fetch_add(1);
+    if (stw_runtime_interrupt(runtime) < 0) fail("interrupt: %s", stw_last_error());
+}
+
+uint64_t World::now_ns()
+{
+    timespec time{};
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return static_cast<uint64_t>(time.tv_sec) * 1000000000u + static_cast<uint64_t>(time.tv_nsec);
+}
+
+void World::check_time(const char *what, uint64_t begin_ns)
+{
+    const uint64_t took = now_ns() - begin_ns;
+    uint64_t slowest = counters.slowest_ns.load();
+    while (took > slowest && !counters.slowest_ns.compare_exchange_weak(slowest, took)) {}
+    if (took > wait_max_ns_)
+        fail("%s took %.3f s, at most %.3f are allowed", what, static_cast<double>(took) / 1e9,
+             static_cast<double>(wait_max_ns_) / 1e9);
 }
 
 void World::watch()
@@ -288,49 +381,6 @@ bool World::wait_parcel(Parcel *parcel_out, const std::atomic<uint32_t> &running
     *parcel_out = parcels_.back();
     parcels_.pop_back();
     return true;
-}
-
-void World::finish()
-{
-    stw_status status = stw_runtime_drain(runtime, kWaitNs);
-    if (status < 0 && !is_fault(status)) fail("drain: %s", stw_last_error());
-    clear_errors();
-    std::vector<stw_tensor *> tensors;
-    for (Estate &estate : estates) {
-        if (!estate.phase) continue;
-        if (stw_phase_destroy(estate.phase) < 0) fail("phase: %s", stw_last_error());
-        if (stw_optimizer_destroy(estate.optimizer) < 0) fail("optimizer: %s", stw_last_error());
-        for (Owned *owned : estate.plain) tensors.push_back(owned->tensor);
-        for (Owned *owned : estate.parameters) tensors.push_back(owned->tensor);
-        for (stw_tensor *gradient : estate.gradients) tensors.push_back(gradient);
-    }
-    for (Shared *one : shared) tensors.push_back(one->tensor);
-    for (Owned *sum : sums) tensors.push_back(sum->tensor);
-    status = stw_tensor_destroy(tensors.data(), static_cast<uint32_t>(tensors.size()));
-    if (status < 0) fail("destroy: %s", stw_last_error());
-    status = stw_runtime_drain(runtime, kWaitNs);
-    if (status < 0 && !is_fault(status)) fail("drain at the end: %s", stw_last_error());
-    check_budgets();
-    const uint32_t tiers[] = {STW_TIER_DEVICE, STW_TIER_HOST, STW_TIER_NVME};
-    for (const uint32_t tier : tiers) {
-        stw_tier_stats stats = STW_TIER_STATS_INIT;
-        if (stw_tier_stats_get(runtime, tier, 0, &stats) < 0) continue;
-        if (stats.used_bytes != stats.staging_bytes || stats.open_views != 0 ||
-            stats.pinned_bytes != 0 || stats.tensors != 0) {
-            fail("at the end tier %u has %" PRIu64 " bytes (staging %" PRIu64
-                 "), %u views, %" PRIu64 " pinned bytes, %" PRIu64 " tensors",
-                 tier, stats.used_bytes, stats.staging_bytes, stats.open_views, stats.pinned_bytes,
-                 stats.tensors);
-        }
-    }
-    clear_errors();
-    if (stw_runtime_close(runtime, 0, kWaitNs) < 0) fail("close: %s", stw_last_error());
-    {
-        std::lock_guard<std::mutex> lock(watch_mutex_);
-        watch_ends_ = true;
-    }
-    watch_wakes_.notify_all();
-    watchdog_.join();
 }
 
 }  // namespace stress

@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <shared_mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -31,12 +32,16 @@ struct Setup {
     uint32_t nvme_blocks;  // 0: no nvme tier
     const char *faults;    // null: a store without faults; else options of the fault driver
     bool errors_allowed;   // the faults surface as errors, and then only as errors
+    uint32_t boards;       // 0: without STW_RUNTIME_FAULT_IN
+    const char *store;     // null: only scratch, and no commits
 };
 
 // What a seed turns on, so that a failure can be narrowed and strict claims can be made.
 struct Features {
     bool aborts = false;      // steps end by abort; then nobody calls stw_reduce
     bool holds_more = false;  // nested fetches and views that another thread releases
+    bool budgets = false;     // they change, so that a fetch may be refused by the smaller one
+    bool interrupts = false;  // end waits of all threads
 };
 
 // Any thread writes it through views, alone; the plain members are guarded by the view itself, so a
@@ -58,11 +63,31 @@ struct Owned {
     uint64_t elements = 0;
     std::atomic<uint64_t> floor{0};
     std::atomic<uint64_t> ceiling{0};
+    // Touches see updates that are set back later: the highest that there may ever have been.
+    std::atomic<uint64_t> peak{0};
+    const volatile float *address = nullptr;  // null: not touched
+    // Views that may be open: what they show is read at the address until they end.
+    std::atomic<uint32_t> views{0};
     std::atomic<uint64_t> empties{1};  // as in Shared
     // Of World::distrust when the value was last written whole: work behind a call that failed
     // later is known only by its sticky error, which clear_error() takes away from whoever looks
     // next.
     std::atomic<uint64_t> trusted{UINT64_MAX};
+};
+
+// Written without a view, each actor its own part, and read by all. The first write to a new one
+// may be any actor's, or several at once.
+struct Board {
+    struct Part {  // as in Owned
+        std::atomic<uint64_t> floor{0};
+        std::atomic<uint64_t> ceiling{0};
+    };
+    stw_tensor *tensor = nullptr;
+    std::string name;
+    uint64_t elements = 0;
+    volatile float *address = nullptr;
+    Part parts[kActorsMax];
+    std::shared_mutex lock;  // alone: it is made anew, or frozen for a while
 };
 
 // All of one actor's own: plain tensors, and an optimizer with a few parameters.
@@ -77,12 +102,14 @@ struct Estate {
 
 struct Counters {
     std::atomic<uint64_t> operations{0}, views{0}, busy{0}, budget{0}, empty{0}, failed{0},
-        cancelled{0}, updates{0}, repaired{0};
+        cancelled{0}, updates{0}, repaired{0}, touches{0}, interrupted{0}, commits{0}, budgets{0},
+        slowest_ns{0};
 };
 
 class World {
 public:
-    World(const Setup &setup, const char *directory, uint64_t seed, uint32_t actors);
+    World(const Setup &setup, const char *directory, uint64_t seed, uint32_t actors,
+          uint64_t wait_max_ns);
     ~World();
     World(const World &) = delete;
     World &operator=(const World &) = delete;
@@ -99,6 +126,18 @@ public:
     void clear_errors();
     // Every tier within its budget at this moment.
     void check_budgets();
+    // One of the tiers gets another budget. Any thread.
+    void change_budget(uint64_t random);
+    void interrupt();
+    // Fails the run if a call, which began at that time of now_ns(), took longer than any may.
+    void check_time(const char *what, uint64_t begin_ns);
+    [[nodiscard]] static uint64_t now_ns();
+    // With nothing in it; alone.
+    void make_board(Board &board);
+    [[nodiscard]] uint64_t part_begin(const Board &board, uint32_t part) const
+    {
+        return board.elements * part / actors;
+    }
 
     const Setup &setup;
     const uint64_t seed;
@@ -108,6 +147,10 @@ public:
     std::vector<Shared *> shared;
     std::vector<Owned *> sums;  // any actor reduces into them
     std::vector<Estate> estates;
+    std::vector<Board *> boards;
+    std::atomic<Board *> newest_board{nullptr};
+    // Shared from a speculative step to its verdict: an abort would set it back.
+    std::shared_mutex verdicts;
     std::atomic<uint64_t> distrust{0};
     std::atomic<uint64_t> progress[kActorsMax] = {};
     Counters counters;
@@ -123,14 +166,39 @@ public:
     void wake_clerk();
 
 private:
-    void open(const char *directory);
+    void open();
     void make_tensors();
-    stw_tensor *make_tensor(const std::string &name, uint64_t elements, uint32_t role);
+    stw_status open_with(stw_nvme_options *nvme, uint32_t flags);
+    stw_tensor *make_tensor(const std::string &name, uint64_t elements, uint32_t role,
+                            uint32_t flags = 0);
     Owned *make_owned(const std::string &name, uint64_t elements, uint32_t role);
     void make_estate(uint32_t actor, uint64_t *state);
+    float *address_of(stw_tensor *tensor);
+    // finish.cpp
+    struct Kept {
+        std::string name;
+        uint64_t elements;
+        uint32_t role;
+        uint32_t flags;
+        std::vector<float> values;  // none: it is EMPTY
+    };
+    void keep(stw_tensor *tensor, const std::string &name, uint64_t elements, uint32_t role,
+              uint32_t flags);
+    void keep_owned(const Owned &owned, uint32_t role);
+    void keep_board(const Board &board);
+    void commit_last();
+    void destroy_all();
+    void check_empty();
+    void check_generation();
+
     void watch();
     void print_report();
 
+    const std::string directory_;
+    std::string store_;  // its name, of this process
+    const uint64_t wait_max_ns_;
+    uint64_t opened_blocks_[3] = {};  // of the device, host and nvme tier: their largest budgets
+    std::vector<Kept> kept_;          // of the last generation
     std::mutex clears_mutex_;
     std::mutex parcels_mutex_;
     std::condition_variable parcels_wake_;

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training on the device `late` has the bits of the CPU, whatever is late there."""
+import os
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+import double
+import torch
+import training
+
+SEEDS = (1, 2, 3)
+
+
+class Numbers(unittest.TestCase):
+    def setUp(self):
+        double.violations()
+        double.take_counts()
+
+    def tearDown(self):
+        self.assertEqual(double.violations(), [])
+
+    def same(self, name, optimizer, clip=None):
+        with self.subTest(model=name, optimizer=optimizer, clip=clip):
+            losses, state = training.train(name, optimizer, "cpu", clip)
+            found, after = training.train(name, optimizer, "late", clip)
+            self.assertEqual(found, losses)
+            self.assertNotEqual(losses[0], losses[-1])
+            for key, value in state.items():
+                self.assertTrue(torch.equal(after[key], value), key)
+
+    def test_each_model_and_optimizer_has_the_bits_of_the_cpu(self):
+        for name in training.MODELS:
+            for optimizer in training.OPTIMIZERS:
+                self.same(name, optimizer)
+
+    def test_gradients_are_clipped_to_the_same_bits(self):
+        for name in training.MODELS:
+            self.same(name, "adamw", clip=0.5)
+
+    def test_no_step_waits_for_its_results(self):
+        for name in training.MODELS:
+            training.train(name, "adamw", "late", clip=0.5)
+        count, waited = double.take_counts()
+        self.assertGreater(count, 100)
+        self.assertEqual(waited, [])
+
+    def test_what_depends_on_bytes_waits(self):
+        numbers = torch.arange(6, device="late")
+        self.assertEqual(numbers[numbers > 3].tolist(), [4, 5])
+        self.assertNotEqual(double.take_counts()[1], [])
+
+    def test_the_arguments_are_those_of_a_gpu(self):
+        here, there = torch.ones(3), torch.ones(3, device="late")
+        with self.assertRaisesRegex(RuntimeError, "same device"):
+            torch.add(there, here)
+        self.assertTrue(torch.equal((there + torch.tensor(2.0)).cpu(), here + 2))
+        with self.assertRaisesRegex(RuntimeError, "size"):
+            torch.add(there, torch.ones(2, device="late"))
+
+    def test_a_parameter_stays_the_same_object(self):
+        model = training.Attention()
+        parameters = list(model.parameters())
+        model.to("late")
+        self.assertIs(model.head.weight, model.embedding.weight)
+        for before, after in zip(parameters, model.parameters(), strict=True):
+            self.assertIs(before, after)
+            self.assertEqual(after.device, double.DEVICE)
+
+    def test_any_delays_have_the_same_bits(self):
+        digests = set()
+        for seed in SEEDS:
+            run = subprocess.run(
+                [sys.executable, "-B", Path(training.__file__)], capture_output=True, check=True,
+                text=True, env={**os.environ, "STW_CUDA_DOUBLE": f"seed={seed},delay_us=300"})
+            digest, violations = run.stdout.split()
+            digests.add(digest)
+            self.assertEqual(violations, "0", run.stdout)
+        self.assertEqual(len(digests), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()

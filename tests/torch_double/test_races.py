@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is not ordered on the device `late` is named, and what is ordered is not."""
+import unittest
+
+import double
+import torch
+
+SIZE = 256
+
+
+def data():
+    return torch.full((SIZE, SIZE), 2.0, device="late")
+
+
+class Races(unittest.TestCase):
+    def setUp(self):
+        torch.late.synchronize()
+        double.violations()
+        self.side = torch.late.Stream()
+        self.main = torch.late.current_stream()
+
+    def tearDown(self):
+        torch.late.synchronize()
+        self.assertEqual(double.violations(), [])
+
+    def violation(self, pattern):
+        torch.late.synchronize()
+        found = double.violations()
+        self.assertEqual(len(found), 1, found)
+        self.assertRegex(found[0], pattern)
+
+    def test_reads_of_another_stream_that_did_not_wait(self):
+        product = data() @ data()
+        with self.side:
+            product + 1
+        self.violation("aten::add.* reads .* not ordered after aten::mm")
+
+    def test_memory_that_is_freed_while_another_stream_reads_it(self):
+        one = data()
+        torch.late.synchronize()
+        with self.side:
+            twice = one * 2
+        address = one.data_ptr()
+        del one
+        other = torch.zeros_like(twice)
+        self.assertEqual(other.data_ptr(), address)
+        self.violation("aten::zero_.* writes .* not ordered after aten::mul")
+
+    def test_a_recorded_stream_keeps_its_memory(self):
+        one = data()
+        self.side.wait_stream(self.main)
+        with self.side:
+            twice = one * 2
+            one.record_stream(self.side)
+        address = one.data_ptr()
+        del one
+        self.assertNotEqual(torch.zeros_like(twice).data_ptr(), address)
+        torch.late.synchronize()
+        self.assertEqual(data().data_ptr(), address)
+
+    def test_a_copy_down_that_the_host_does_not_wait_for(self):
+        down = data().to("cpu", non_blocking=True)
+        self.assertTrue(down.is_pinned())
+        down[0, 0].item()
+        self.violation("The host reads .* while cuMemcpyDtoHAsync")
+        self.assertEqual(down.sum().item(), 2.0 * SIZE * SIZE)
+
+    def test_memory_that_the_host_writes_while_it_is_copied_up(self):
+        up = torch.ones(SIZE, SIZE).pin_memory()
+        up.to("late", non_blocking=True)
+        up.fill_(3)
+        self.violation("The host writes .* while cuMemcpyHtoDAsync")
+
+    def test_pinned_memory_is_given_out_again_when_its_copy_is_over(self):
+        up = torch.ones(SIZE, SIZE).pin_memory()
+        address = up.data_ptr()
+        there = up.to("late", non_blocking=True)
+        del up
+        other = torch.empty(SIZE, SIZE, pin_memory=True)
+        self.assertNotEqual(other.data_ptr(), address)
+        torch.late.synchronize()
+        self.assertEqual(torch.empty(SIZE, SIZE, pin_memory=True).data_ptr(), address)
+        self.assertTrue(torch.all(there == 1).item())
+
+    def test_a_gradient_of_a_side_stream_is_ordered_by_autograd(self):
+        weight = data().requires_grad_()
+        self.side.wait_stream(self.main)
+        with self.side:
+            product = weight @ data()
+        self.main.wait_stream(self.side)
+        product.sum().backward()
+        self.main.wait_stream(self.side)
+        self.assertEqual(weight.grad.cpu()[0, 0].item(), 2.0 * SIZE)
+
+    def test_events_join_streams(self):
+        event = torch.late.Event(enable_timing=True)
+        product = data() @ data()
+        event.record()
+        with self.side:
+            event.wait()
+            more = product + 1
+        end = self.side.record_event()
+        end.synchronize()
+        self.assertTrue(event.query() and end.query())
+        self.assertEqual(more.cpu()[0, 0].item(), 4.0 * SIZE + 1)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -29,10 +29,16 @@ void wait_unless(bool non_blocking, const at::Tensor &host)
         STW_LATE_CALL(cuStreamSynchronize, current_handle());
 }
 
+bool is_plain(const at::Tensor &tensor)
+{
+    return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
 void copy_up(const at::Tensor &from, const at::Tensor &to, bool non_blocking)
 {
-    const at::Tensor source = from.to(to.scalar_type()).expand(to.sizes()).contiguous();
-    const at::Tensor room = to.is_contiguous() ? to : at::empty(to.sizes(), to.options());
+    const at::Tensor plain = from.resolve_conj().resolve_neg();
+    const at::Tensor source = plain.to(to.scalar_type()).expand(to.sizes()).contiguous();
+    const at::Tensor room = is_plain(to) ? to : at::empty(to.sizes(), to.options());
     STW_LATE_CALL(cuMemcpyHtoDAsync_v2, address_of(room), source.const_data_ptr(), source.nbytes(),
                   current_handle());
     wait_unless(non_blocking, source);
@@ -41,9 +47,10 @@ void copy_up(const at::Tensor &from, const at::Tensor &to, bool non_blocking)
 
 void copy_down(const at::Tensor &from, const at::Tensor &to, bool non_blocking)
 {
-    const at::Tensor source = from.contiguous();
-    const bool fits = to.is_contiguous() && to.scalar_type() == source.scalar_type() &&
-                      to.sizes() == source.sizes();
+    const at::Tensor source = is_plain(from) ? from : at::empty(from.sizes(), from.options());
+    if (!source.is_same(from)) copy_on_device(from, source);
+    const bool fits =
+        is_plain(to) && to.scalar_type() == source.scalar_type() && to.sizes() == source.sizes();
     const at::Tensor room =
         fits ? to : at::empty(source.sizes(), source.options().device(at::kCPU));
     STW_LATE_CALL(cuMemcpyDtoHAsync_v2, room.mutable_data_ptr(), address_of(source),
@@ -57,14 +64,12 @@ at::Tensor copy_from(const at::Tensor &from, const at::Tensor &to, bool non_bloc
 {
     throw_failure();
     if (to.numel() == 0) return to;
-    const at::Tensor plain = from.resolve_conj().resolve_neg();
-    TORCH_CHECK(!to.is_conj() && !to.is_neg(), "late: a copy to a conjugated or negative view");
     if (is_late(from) && is_late(to))
-        copy_on_device(plain, to);
+        copy_on_device(from, to);
     else if (is_late(to))
-        copy_up(plain, to, non_blocking);
+        copy_up(from, to, non_blocking);
     else
-        copy_down(plain, to, non_blocking);
+        copy_down(from, to, non_blocking);
     return to;
 }
 
@@ -92,6 +97,17 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m)
     m.impl("_copy_from_and_resize", copy_from_and_resize);
     m.impl("_local_scalar_dense", local_scalar_dense);
     m.impl("record_stream", record_stream);
+}
+
+// Copies resolve these themselves; what resolves them for others is made of copies.
+TORCH_LIBRARY_IMPL(aten, Conjugate, m)
+{
+    m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+
+TORCH_LIBRARY_IMPL(aten, Negative, m)
+{
+    m.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 LATE_LIBRARY names the library; LD_LIBRARY_PATH the folder of the CUDA double. After the import
 torch.device("late") is there, and torch.late beside torch.cuda.
 """
+import contextlib
 import ctypes
 import functools
 import os
@@ -81,12 +82,10 @@ class Stream(torch.Stream):
         return super().__new__(cls, **(of or {"device": DEVICE, "priority": priority}))
 
 
-class Event(torch.Event):
-    """As torch.cuda.Event."""
-
-    def __new__(cls, enable_timing=False, blocking=False, interprocess=False):
-        return super().__new__(cls, device=DEVICE, enable_timing=enable_timing,
-                               blocking=blocking, interprocess=interprocess)
+def Event(enable_timing=False, blocking=False, interprocess=False):
+    """As torch.cuda.Event. No class: PyTorch measures from one torch.Event to another alone."""
+    return torch.Event(device=DEVICE, enable_timing=enable_timing, blocking=blocking,
+                       interprocess=interprocess)
 
 
 def _keep_identities(name, target_of):
@@ -115,6 +114,11 @@ def _index(device=None):
     return 0
 
 
+def _default_stream(device=None):
+    kind = torch.accelerator.current_stream().device_type
+    return torch.Stream(stream_id=0, device_index=0, device_type=kind)
+
+
 def _get_rng_state(device=None):
     words = (ctypes.c_uint64 * 2)()
     _late.late_get_state(ctypes.byref(words), ctypes.byref(words, 8))
@@ -133,17 +137,17 @@ def _manual_seed(seed):
 def _module():
     module = types.ModuleType("torch.late")
     ours = {
-        "Event": Event, "Stream": Stream, "StreamContext": torch.Stream,
+        "Event": Event, "Stream": Stream, "_initialized": True,
         "_is_in_bad_fork": lambda: False,
-        "current_device": _index, "device_count": lambda: 1, "is_available": lambda: True,
+        "current_device": _index, "device": lambda device: contextlib.nullcontext(),
+        "device_count": lambda: 1, "is_available": lambda: True,
         "is_initialized": lambda: True, "init": lambda: None, "_lazy_init": lambda: None,
         "get_amp_supported_dtype": lambda: [torch.bfloat16, torch.float16],
         "is_bf16_supported": lambda *of, **more: True,
         "get_rng_state": _get_rng_state, "set_rng_state": _set_rng_state,
         "manual_seed": _manual_seed, "manual_seed_all": _manual_seed,
         "set_device": lambda device: None, "stream": lambda stream: stream,
-        "default_stream": lambda device=None: torch.Stream(
-            stream_id=0, device_index=0, device_type=torch._C._autograd.DeviceType.PrivateUse1),
+        "default_stream": _default_stream,
         "mem_get_info": torch.accelerator.get_memory_info,
     }
     generic = (

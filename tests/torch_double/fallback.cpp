@@ -24,6 +24,12 @@ bool takes_host_tensors(const std::string &name)
     return name == "aten::_index_put_impl_" || name == "aten::_pack_padded_sequence";
 }
 
+bool draws_random_numbers(const c10::OperatorHandle &op)
+{
+    return op.hasTag(at::Tag::nondeterministic_seeded) &&
+           op.schema().name() != "aten::_scaled_dot_product_flash_attention_for_cpu";
+}
+
 at::Tensor empty_like_on(const at::Tensor &form, c10::Device device)
 {
     return at::empty_strided(form.sizes(), form.strides(), form.options().device(device));
@@ -62,6 +68,10 @@ Call::Call(const c10::OperatorHandle &op, const Stack &stack)
     given_.assign(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
     work_->arguments = given_;
     for (size_t i = 0; i < count; ++i) add_argument(i, schema_.arguments()[i]);
+    // The generator of the CPU is not to be drawn from late.
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        schema_.argumentIndexWithName("generator") || !draws_random_numbers(op),
+        "late: ", work_->name, " draws random numbers of no generator that it is given");
 }
 
 int Call::add(const at::Tensor &tensor, bool writes)
@@ -249,6 +259,8 @@ Stack Call::run()
 void fallback(const c10::OperatorHandle &op, Stack *stack)
 {
     throw_failure();
+    TORCH_CHECK_NOT_IMPLEMENTED(op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU),
+                                "late: the CPU has no kernel of ", op.schema().name());
     const at::AutoDispatchBelowADInplaceOrView below;
     Stack results = Call(op, *stack).run();
     torch::jit::drop(*stack, op.schema().arguments().size());

@@ -2,7 +2,11 @@
 // Which operations run as the CPU's kernel, late.
 #include "tests/torch_double/fallback.h"
 
+#include <ATen/ops/empty.h>
 #include <torch/library.h>
+
+#include <optional>
+#include <tuple>
 
 namespace stepwell::torch_double {
 namespace {
@@ -27,6 +31,17 @@ void convolution_backward(const c10::OperatorHandle &, torch::jit::Stack *stack)
     fallback(op, stack);
 }
 
+// The CPU's kernel draws from the generator of the CPU.
+std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor &input, double dropped,
+                                                  std::optional<bool> trains)
+{
+    const at::Tensor mask = at::empty(input.sizes(), input.options().dtype(at::kBool));
+    if (!trains.value_or(true)) return {input.clone(), mask.fill_(true)};
+    const double kept = 1 - dropped;
+    mask.bernoulli_(kept);
+    return {input.mul(mask).mul_(kept == 0 ? 0 : 1 / kept), mask};
+}
+
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m)
 {
     m.fallback(CppFunction::makeFromBoxedFunction<&fallback>());
@@ -37,6 +52,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m)
     m.impl("convolution_overrideable", CppFunction::makeFromBoxedFunction<&convolution>());
     m.impl("convolution_backward_overrideable",
            CppFunction::makeFromBoxedFunction<&convolution_backward>());
+    m.impl("native_dropout", native_dropout);
     // Else composed of others, whose bits are not those of the CPU's kernel.
     for (const char *name : {"_stack", "_stack.out", "addr", "addr.out", "mish_backward",
                              "native_group_norm", "native_layer_norm", "silu_backward"})

@@ -9,6 +9,8 @@
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
 
@@ -103,6 +105,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m)
     m.impl("as_strided", as_strided);
     m.impl("view", TORCH_FN(at::native::view));
     m.impl("unfold", TORCH_FN(at::native::unfold));
+    m.impl("view_as_complex", TORCH_FN(at::native::view_as_complex));
+    m.impl("view_as_real", TORCH_FN(at::native::view_as_real));
     m.impl("_reshape_alias", reshape_alias);
     m.impl("resize_", resize_);
     m.impl("set_.source_Storage_storage_offset", set_storage_at);

@@ -43,8 +43,20 @@ def take_counts():
 
 
 def current_handle():
-    """The current stream as the driver knows it."""
+    """The current stream as the driver knows it; 0: the legacy one."""
     return _late.late_current_stream()
+
+
+@contextlib.contextmanager
+def held(stream):
+    """What is enqueued on the stream does not begin before the end."""
+    with stream:
+        handle = ctypes.c_void_p(current_handle())
+    _driver.stw_double_hold(handle)
+    try:
+        yield
+    finally:
+        _driver.stw_double_let_go(handle, ctypes.c_uint64(0))
 
 
 def _pointer_of(capsule, name):

@@ -49,12 +49,13 @@ class Races(unittest.TestCase):
     def test_a_recorded_stream_keeps_its_memory(self):
         one = data()
         self.side.wait_stream(self.main)
-        with self.side:
-            twice = one * 2
-            one.record_stream(self.side)
         address = one.data_ptr()
-        del one
-        self.assertNotEqual(torch.zeros_like(twice).data_ptr(), address)
+        with double.held(self.side):
+            with self.side:
+                one * 2
+                one.record_stream(self.side)
+            del one
+            self.assertNotEqual(data().data_ptr(), address)
         torch.late.synchronize()
         self.assertEqual(data().data_ptr(), address)
 
@@ -74,10 +75,11 @@ class Races(unittest.TestCase):
     def test_pinned_memory_is_given_out_again_when_its_copy_is_over(self):
         up = torch.ones(SIZE, SIZE).pin_memory()
         address = up.data_ptr()
-        there = up.to("late", non_blocking=True)
-        del up
-        other = torch.empty(SIZE, SIZE, pin_memory=True)
-        self.assertNotEqual(other.data_ptr(), address)
+        with double.held(self.main):
+            there = up.to("late", non_blocking=True)
+            del up
+            other = torch.empty(SIZE, SIZE, pin_memory=True)
+            self.assertNotEqual(other.data_ptr(), address)
         torch.late.synchronize()
         self.assertEqual(torch.empty(SIZE, SIZE, pin_memory=True).data_ptr(), address)
         self.assertTrue(torch.all(there == 1).item())

@@ -81,7 +81,7 @@ at::Tensor copy_from_and_resize(const at::Tensor &from, const at::Tensor &to)
 
 at::Scalar local_scalar_dense(const at::Tensor &self)
 {
-    at::Tensor host = at::empty({}, self.options().device(at::kCPU));
+    at::Tensor host = at::empty(self.sizes(), self.options().device(at::kCPU));
     copy_down(self, host, false);
     return host.item();
 }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/torch_double/fallback.h"
 
+#include "tests/torch_double/forms.h"
 #include "tests/torch_double/generator.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 
 #include <algorithm>
@@ -42,12 +44,13 @@ public:
     Stack run();
 
 private:
-    int add(const at::Tensor &tensor, bool writes);
+    int add(const at::Tensor &tensor, const c10::Argument &argument);
     void add_argument(size_t index, const c10::Argument &argument);
     void draw(size_t index);
     // The argument that a result is; -1: it is new.
     int argument_of(const c10::Argument &returned) const;
     bool makes_tensors() const;
+    at::Tensor meta_of(size_t operand) const;
     std::optional<Stack> forms();
     void resize(const std::vector<at::Tensor> &metas);
     c10::IValue room_for(const c10::IValue &form);
@@ -74,12 +77,14 @@ Call::Call(const c10::OperatorHandle &op, const Stack &stack)
         "late: ", work_->name, " draws random numbers of no generator that it is given");
 }
 
-int Call::add(const at::Tensor &tensor, bool writes)
+int Call::add(const at::Tensor &tensor, const c10::Argument &argument)
 {
     if (!tensor.defined()) return -1;
+    const bool writes = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
     for (size_t i = 0; i < tensors_.size(); ++i)
         if (tensors_[i].is_same(tensor)) {
             work_->operands[i].writes |= writes;
+            work_->operands[i].is_result &= argument.is_out();
             return static_cast<int>(i);
         }
     TORCH_CHECK(is_late(tensor) || (tensor.is_cpu() && !writes &&
@@ -88,24 +93,24 @@ int Call::add(const at::Tensor &tensor, bool writes)
                 " found at least two devices, late:0 and ", tensor.device(), "!");
     tensors_.push_back(tensor);
     work_->operands.emplace_back(tensor, writes);
+    work_->operands.back().is_result = argument.is_out();
     return static_cast<int>(tensors_.size() - 1);
 }
 
 void Call::add_argument(size_t index, const c10::Argument &argument)
 {
     c10::IValue &value = work_->arguments[index];
-    const bool writes = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
     Place place{index, Place::kTensor, {}};
     if (value.isTensor()) {
-        place.numbers = {add(value.toTensor(), writes)};
+        place.numbers = {add(value.toTensor(), argument)};
     } else if (value.isTensorList()) {
         place.kind = Place::kList;
         for (const at::Tensor &each : value.toTensorVector())
-            place.numbers.push_back(add(each, writes));
+            place.numbers.push_back(add(each, argument));
     } else if (value.isOptionalTensorList()) {
         place.kind = Place::kOptionals;
         for (const auto &each : value.toOptionalTensorVector())
-            place.numbers.push_back(each ? add(*each, writes) : -1);
+            place.numbers.push_back(each ? add(*each, argument) : -1);
     } else {
         if (value.isDevice()) value = c10::Device(at::kCPU);
         if (argument.name() == "generator") draw(index);
@@ -143,13 +148,21 @@ bool Call::makes_tensors() const
                        [&](const c10::Argument &each) { return argument_of(each) < 0; });
 }
 
+at::Tensor Call::meta_of(size_t operand) const
+{
+    const at::Tensor &tensor = tensors_[operand];
+    if (!work_->operands[operand].is_result) return empty_like_on(tensor, at::kMeta);
+    return at::empty({0}, tensor.options().device(at::kMeta));
+}
+
 // By the operation on meta tensors. Nothing: the bytes decide, or there is no such kernel; and what
 // is wrong with the arguments the CPU's kernel says best.
 std::optional<Stack> Call::forms()
 {
+    if (has_other_forms(work_->name)) return std::nullopt;
     std::vector<at::Tensor> metas;
-    for (const at::Tensor &each : tensors_)
-        metas.push_back(is_late(each) ? empty_like_on(each, at::kMeta) : each);
+    for (size_t i = 0; i < tensors_.size(); ++i)
+        metas.push_back(work_->operands[i].host.defined() ? tensors_[i] : meta_of(i));
     Stack stack = work_->arguments;
     for (const Place &place : work_->places) stack[place.argument] = place.filled(metas);
     for (c10::IValue &value : stack) {
@@ -158,11 +171,7 @@ std::optional<Stack> Call::forms()
     }
     try {
         work_->op.callBoxed(&stack);
-        // The CPU's statistics have the type of the parameters, those of the meta device do not.
-        if (work_->name == "aten::native_layer_norm") {
-            const at::Tensor &typed = tensors_[work_->places.size() > 1 ? 1 : 0];
-            for (const size_t i : {1, 2}) stack[i] = stack[i].toTensor().to(typed.scalar_type());
-        }
+        correct_forms(work_->op, given_, &stack);
     } catch (const std::exception &) {
         return makes_tensors() ? std::nullopt : std::optional(Stack());
     }
@@ -174,9 +183,12 @@ std::optional<Stack> Call::forms()
 void Call::resize(const std::vector<at::Tensor> &metas)
 {
     for (size_t i = 0; i < tensors_.size(); ++i) {
-        if (!work_->operands[i].writes || metas[i].sizes() == tensors_[i].sizes()) continue;
+        const Operand &operand = work_->operands[i];
+        if (!operand.writes || metas[i].sizes() == tensors_[i].sizes()) continue;
         tensors_[i].resize_(metas[i].sizes());
+        const bool is_result = operand.is_result;
         work_->operands[i] = Operand(tensors_[i], true);
+        work_->operands[i].is_result = is_result;
     }
 }
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import double
 import torch
 import training
+from torch.nn import functional
 
 SEEDS = (1, 2, 3)
 
@@ -50,6 +51,35 @@ class Numbers(unittest.TestCase):
         numbers = torch.arange(6, device="late")
         self.assertEqual(numbers[numbers > 3].tolist(), [4, 5])
         self.assertNotEqual(double.take_counts()[1], [])
+
+    def test_results_have_the_forms_of_the_cpus(self):
+        image, table = torch.rand(2, 3, 4, 4), torch.rand(9, 4)
+        ids, parts = torch.tensor([1, 2, 4, 5]), torch.tensor([0, 2])
+        wide, narrow = torch.rand(6, 8), torch.rand(6, 8).bfloat16()
+        mean, variance, weight = torch.rand(3), torch.rand(3), torch.rand(8)
+        for use in (
+            lambda move: [loss(move(wide), move(wide.flip(0)), reduction=reduction)
+                          for loss in (functional.mse_loss, functional.smooth_l1_loss)
+                          for reduction in ("none", "mean", "sum")],
+            lambda move: [functional.batch_norm(move(image.to(dtype)), move(mean), move(variance),
+                                                training=training)
+                          for dtype in (torch.float32, torch.bfloat16)
+                          for training in (False, True)],
+            lambda move: [functional.layer_norm(move(narrow), (8,), scale)
+                          for scale in (None, move(weight), move(weight.bfloat16()))],
+            lambda move: [functional.embedding_bag(move(ids), move(table), move(parts))],
+            lambda move: [torch.add(move(wide), 2, out=move(torch.empty(0))),
+                          move(wide).add_(move(wide).t().sum(0)[:, None]),
+                          move(wide).t().contiguous(), move(narrow) * 1.1, move(ids) / 3],
+            lambda move: [functional.conv2d(move(image).to(memory_format=torch.channels_last),
+                                            move(image))],
+        ):
+            found = use(lambda tensor: tensor.to("late"))
+            for one, other in zip(found, use(torch.clone), strict=True):
+                self.assertTrue(one.is_late)
+                self.assertEqual((one.shape, one.dtype), (other.shape, other.dtype))
+                self.assertTrue(torch.equal(one.cpu(), other))
+        self.assertEqual(torch.ones(1, 1, device="late").item(), 1)
 
     def test_the_arguments_are_those_of_a_gpu(self):
         here, there = torch.ones(3), torch.ones(3, device="late")

@@ -2,6 +2,7 @@
 #include "tests/torch_double/work.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/record_function.h>
@@ -43,10 +44,14 @@ void run(Work *work, stw_double_alias_of alias)
     const at::AutoDispatchBelowADInplaceOrView below;
     const at::DisableRecordFunctionGuard unobserved;
     std::vector<at::Tensor> tensors;
-    for (const Operand &each : work->operands) tensors.push_back(each.on_host(alias));
+    for (const Operand &each : work->operands)
+        tensors.push_back(each.is_result ? at::empty({0}, at::TensorOptions().dtype(each.dtype))
+                                         : each.on_host(alias));
     torch::jit::Stack stack = work->arguments;
     for (const Place &place : work->places) stack[place.argument] = place.filled(tensors);
     work->op.callBoxed(&stack);
+    for (size_t i = 0; i < tensors.size(); ++i)
+        if (work->operands[i].is_result) keep_result(work->operands[i].on_host(alias), tensors[i]);
     if (work->returned_out != nullptr) {
         *work->returned_out = std::move(stack);
         return;

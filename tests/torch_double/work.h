@@ -37,6 +37,9 @@ struct Operand {
     std::vector<int64_t> sizes, strides;
     at::ScalarType dtype;
     bool conjugated, negative, writes;
+    // Only a result goes there: the kernel gets an empty tensor in its place, whose storage it can
+    // resize, and that is copied.
+    bool is_result = false;
     at::Tensor host;  // of the CPU: its value when the work was enqueued
 };
 

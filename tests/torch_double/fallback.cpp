@@ -37,6 +37,19 @@ at::Tensor empty_like_on(const at::Tensor &form, c10::Device device)
     return at::empty_strided(form.sizes(), form.strides(), form.options().device(device));
 }
 
+// A tensor, or a list of them, of the meta device, that nobody else knows.
+c10::IValue form_of(const c10::IValue &value)
+{
+    const auto of = [](const at::Tensor &tensor) {
+        return tensor.defined() ? empty_like_on(tensor, at::kMeta) : at::Tensor();
+    };
+    if (value.isTensor()) return of(value.toTensor());
+    if (!value.isTensorList()) return value;
+    c10::List<at::Tensor> list;
+    for (const at::Tensor &each : value.toTensorVector()) list.push_back(of(each));
+    return list;
+}
+
 // One call of an operation.
 class Call {
 public:
@@ -51,11 +64,12 @@ private:
     int argument_of(const c10::Argument &returned) const;
     bool makes_tensors() const;
     at::Tensor meta_of(size_t operand) const;
-    std::optional<Stack> forms();
-    void resize(const std::vector<at::Tensor> &metas);
+    std::shared_ptr<const Forms> forms();
+    std::shared_ptr<const Forms> forms_of_metas();
+    void resize(const std::vector<std::vector<int64_t>> &sizes);
     c10::IValue room_for(const c10::IValue &form);
     at::Tensor room_for_tensor(const at::Tensor &form);
-    Stack enqueue_late(const Stack &forms);
+    Stack enqueue_late(const Forms &forms);
     Stack wait();
 
     const c10::FunctionSchema &schema_;
@@ -155,11 +169,22 @@ at::Tensor Call::meta_of(size_t operand) const
     return at::empty({0}, tensor.options().device(at::kMeta));
 }
 
-// By the operation on meta tensors. Nothing: the bytes decide, or there is no such kernel; and what
-// is wrong with the arguments the CPU's kernel says best.
-std::optional<Stack> Call::forms()
+// Nothing: the bytes decide, or there is no kernel for meta tensors; and what is wrong with the
+// arguments the CPU's kernel says best.
+std::shared_ptr<const Forms> Call::forms()
 {
-    if (has_other_forms(work_->name)) return std::nullopt;
+    if (has_other_forms(work_->name)) return nullptr;
+    const std::optional<std::string> key = key_of_forms(*work_);
+    std::shared_ptr<const Forms> forms = key ? remembered_forms(*key) : nullptr;
+    if (forms == nullptr) {
+        forms = forms_of_metas();
+        if (key && forms != nullptr) remember_forms(*key, forms);
+    }
+    return forms;
+}
+
+std::shared_ptr<const Forms> Call::forms_of_metas()
+{
     std::vector<at::Tensor> metas;
     for (size_t i = 0; i < tensors_.size(); ++i)
         metas.push_back(work_->operands[i].host.defined() ? tensors_[i] : meta_of(i));
@@ -173,19 +198,25 @@ std::optional<Stack> Call::forms()
         work_->op.callBoxed(&stack);
         correct_forms(work_->op, given_, &stack);
     } catch (const std::exception &) {
-        return makes_tensors() ? std::nullopt : std::optional(Stack());
+        if (makes_tensors()) return nullptr;
+        stack.clear();
     }
-    resize(metas);
-    return stack;
+    auto forms = std::make_shared<Forms>();
+    for (size_t i = 0; i < stack.size(); ++i)
+        forms->results.push_back(argument_of(schema_.returns()[i]) < 0 ? form_of(stack[i])
+                                                                       : c10::IValue());
+    for (size_t i = 0; i < tensors_.size(); ++i)
+        forms->sizes.push_back(stack.empty() ? work_->operands[i].sizes : metas[i].sizes().vec());
+    return forms;
 }
 
 // Tensors for results that the program gave, and that were too small.
-void Call::resize(const std::vector<at::Tensor> &metas)
+void Call::resize(const std::vector<std::vector<int64_t>> &sizes)
 {
     for (size_t i = 0; i < tensors_.size(); ++i) {
         const Operand &operand = work_->operands[i];
-        if (!operand.writes || metas[i].sizes() == tensors_[i].sizes()) continue;
-        tensors_[i].resize_(metas[i].sizes());
+        if (!operand.writes || tensors_[i].sizes() == sizes[i]) continue;
+        tensors_[i].resize_(sizes[i]);
         const bool is_result = operand.is_result;
         work_->operands[i] = Operand(tensors_[i], true);
         work_->operands[i].is_result = is_result;
@@ -213,13 +244,14 @@ c10::IValue Call::room_for(const c10::IValue &form)
     return list;
 }
 
-Stack Call::enqueue_late(const Stack &forms)
+Stack Call::enqueue_late(const Forms &forms)
 {
+    resize(forms.sizes);
     Stack results;
     for (size_t i = 0; i < schema_.returns().size(); ++i) {
         const int argument = argument_of(schema_.returns()[i]);
         if (argument < 0) {
-            results.push_back(room_for(forms.at(i)));
+            results.push_back(room_for(forms.results.at(i)));
             continue;
         }
         results.push_back(given_[static_cast<size_t>(argument)]);
@@ -262,8 +294,8 @@ Stack Call::wait()
 
 Stack Call::run()
 {
-    const std::optional<Stack> known = forms();
-    return known ? enqueue_late(*known) : wait();
+    const std::shared_ptr<const Forms> known = forms();
+    return known != nullptr ? enqueue_late(*known) : wait();
 }
 
 }  // namespace

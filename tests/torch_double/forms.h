@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the results of the CPU's kernels have other forms than those of the meta device, which are
-// the forms of CUDA's.
+// The forms of results. They are those of the meta device, but where the CPU's kernels have others;
+// and as some of its kernels are long ways through Python, they are remembered.
 #pragma once
 
-#include <ATen/core/dispatch/Dispatcher.h>
+#include "tests/torch_double/work.h"
 
-#include <string>
-#include <vector>
+#include <memory>
+#include <optional>
 
 namespace stepwell::torch_double {
 
@@ -16,5 +16,16 @@ bool has_other_forms(const std::string &name);
 // Of what the operation returned for meta tensors, given these arguments.
 void correct_forms(const c10::OperatorHandle &op, const std::vector<c10::IValue> &arguments,
                    std::vector<c10::IValue> *forms);
+
+struct Forms {
+    // Meta tensors; nothing where the result is an argument.
+    std::vector<c10::IValue> results;
+    std::vector<std::vector<int64_t>> sizes;  // of the operands, behind the operation
+};
+
+// All that forms depend on, as bytes. Nothing: it has arguments of kinds that are not known here.
+std::optional<std::string> key_of_forms(const Work &work);
+std::shared_ptr<const Forms> remembered_forms(const std::string &key);
+void remember_forms(const std::string &key, std::shared_ptr<const Forms> forms);
 
 }  // namespace stepwell::torch_double

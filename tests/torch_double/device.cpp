@@ -99,6 +99,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     {
         return handle_of(stream.id());
     }
+    bool isStreamCapturing(const c10::Stream &stream) const override
+    {
+        int status = 0;
+        STW_LATE_CALL(cuStreamIsCapturing, handle_of(stream.id()), &status);
+        return status != 0;
+    }
     bool queryStream(const c10::Stream &stream) const override
     {
         return ask(cuStreamQuery, handle_of(stream.id())) == kSuccess;

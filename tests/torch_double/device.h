@@ -6,6 +6,8 @@
 #include <c10/core/Stream.h>
 #include <c10/util/Exception.h>
 
+#include <optional>
+
 #include "tests/cuda/double/api.h"
 #include "tests/cuda/double/control.h"
 
@@ -19,6 +21,13 @@ STW_CUDA_ENTRY_POINTS(STW_LATE_DECLARE)
 namespace stepwell::torch_double {
 
 inline const c10::Device kDevice{c10::DeviceType::PrivateUse1, 0};
+
+// Refuses any other device, as there is one.
+inline void check_is_device(const std::optional<c10::Device> &device)
+{
+    TORCH_CHECK(!device || device->index() <= 0, "late: invalid device ordinal ",
+                static_cast<int>(device->index()));
+}
 
 // Makes the device's context that of the calling thread.
 void enter();

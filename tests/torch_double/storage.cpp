@@ -35,16 +35,18 @@ using std::optional;
 constexpr c10::DispatchKeySet kKeys{c10::DispatchKey::PrivateUse1};
 
 at::Tensor empty_memory_format(IntArrayRef sizes, optional<at::ScalarType> dtype,
-                               optional<at::Layout>, optional<c10::Device>, optional<bool>,
-                               optional<at::MemoryFormat> format)
+                               optional<at::Layout>, optional<c10::Device> device,
+                               optional<bool>, optional<at::MemoryFormat> format)
 {
+    check_is_device(device);
     return at::detail::empty_generic(sizes, &DeviceMemory::get(), kKeys,
                                      c10::dtype_or_default(dtype), format);
 }
 
 at::Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, optional<at::ScalarType> dtype,
-                         optional<at::Layout>, optional<c10::Device>, optional<bool>)
+                         optional<at::Layout>, optional<c10::Device> device, optional<bool>)
 {
+    check_is_device(device);
     return at::detail::empty_strided_generic(sizes, strides, &DeviceMemory::get(), kKeys,
                                              c10::dtype_or_default(dtype));
 }

@@ -235,6 +235,19 @@ class Programs(Case):
         end.synchronize()
         self.assertGreater(start.elapsed_time(end), 0)
 
+    def test_what_goes_wrong_late_is_told_by_a_later_call(self):
+        table, beyond = torch.nn.Embedding(4, 2).to("late"), torch.tensor([9], device="late")
+        with double.held(torch.late.current_stream()):
+            table(beyond)
+        with self.assertRaisesRegex(RuntimeError, "aten::index_select: index out of range"):
+            torch.late.synchronize()
+        torch.late.synchronize()
+
+    def test_there_is_one_device(self):
+        self.assertEqual(torch.late.device_count(), 1)
+        with self.assertRaisesRegex(RuntimeError, "invalid device ordinal 1"):
+            torch.empty(1, device="late:1")
+
     def test_views_and_complex_numbers(self):
         data = torch.arange(24.0).view(2, 3, 4)
         numbers = torch.complex(data, -data)

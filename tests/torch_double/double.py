@@ -14,9 +14,9 @@ import torch
 
 _driver = ctypes.CDLL("libcuda.so.1")
 _late = ctypes.CDLL(os.environ["LATE_LIBRARY"])
-for _function in (_late.late_current_stream, _driver.stw_double_calls):
+for _function in (_late.late_current_stream, _late.late_take_counts, _driver.stw_double_calls,
+                  _driver.stw_double_settle):
     _function.restype = ctypes.c_uint64
-_late.late_take_counts.restype = ctypes.c_uint64
 
 torch.utils.rename_privateuse1_backend("late")
 DEVICE = torch.device("late", 0)
@@ -57,6 +57,26 @@ def held(stream):
         yield
     finally:
         _driver.stw_double_let_go(handle, ctypes.c_uint64(0))
+
+
+def set_rate(flops_per_s):
+    """Of products in virtual time; 0, as at first: they take the time of their bytes alone."""
+    _late.late_set_rate(ctypes.c_double(flops_per_s))
+
+
+def settle():
+    """The virtual time in ns at the end of all that was enqueued: threads go on from there."""
+    return _driver.stw_double_settle()
+
+
+def busy_ns():
+    """What copies up, copies down and kernels took of virtual time so far."""
+    found = []
+    for engine in range(3):
+        totals = (ctypes.c_uint64 * 3)()  # operations, bytes, ns
+        _driver.stw_double_engine_totals(0, engine, totals)
+        found.append(totals[2])
+    return found
 
 
 def _pointer_of(capsule, name):

@@ -2,6 +2,7 @@
 // What double.py calls.
 #include "tests/torch_double/fallback.h"
 #include "tests/torch_double/generator.h"
+#include "tests/torch_double/products.h"
 
 #include <cstdio>
 
@@ -32,6 +33,11 @@ __attribute__((visibility("default"))) void late_set_state(uint64_t seed, uint64
     at::Generator generator = LateGenerator::of_device();
     generator.set_current_seed(seed);
     generator.get<LateGenerator>()->set_offset(offset);
+}
+
+__attribute__((visibility("default"))) void late_set_rate(double flops_per_s)
+{
+    set_rate(flops_per_s);
 }
 
 // How many operations were enqueued since the last call; the names of those that waited, in lines.

@@ -35,8 +35,8 @@ using std::optional;
 constexpr c10::DispatchKeySet kKeys{c10::DispatchKey::PrivateUse1};
 
 at::Tensor empty_memory_format(IntArrayRef sizes, optional<at::ScalarType> dtype,
-                               optional<at::Layout>, optional<c10::Device> device,
-                               optional<bool>, optional<at::MemoryFormat> format)
+                               optional<at::Layout>, optional<c10::Device> device, optional<bool>,
+                               optional<at::MemoryFormat> format)
 {
     check_is_device(device);
     return at::detail::empty_generic(sizes, &DeviceMemory::get(), kKeys,

@@ -197,6 +197,33 @@ class Memory(Case):
         self.assertEqual(torch.late.memory_reserved(), reserved)
 
 
+class VirtualTime(Case):
+    def elapsed(self, *works):
+        """Of these works, each on a stream of its own, and of the engines."""
+        start, before = double.settle(), double.busy_ns()
+        for work in works:
+            with torch.late.Stream():
+                work()
+        end = double.settle()
+        return end - start, [now - was for now, was in zip(double.busy_ns(), before)]
+
+    def test_products_take_their_time_and_hide_copies(self):
+        side, flops_per_s = 128, 1e10
+        factor = torch.ones(side, side, device="late")
+        data = torch.ones(MIB).pin_memory()
+        torch.late.synchronize()
+        double.set_rate(flops_per_s)
+        self.addCleanup(double.set_rate, 0)
+        product_ns = int(2 * side ** 3 / flops_per_s * 1e9)
+        alone, (_, _, computed) = self.elapsed(lambda: factor @ factor)
+        self.assertGreaterEqual(computed, product_ns)
+        self.assertGreaterEqual(alone, product_ns)
+        both, (up, _, _) = self.elapsed(lambda: factor @ factor,
+                                        lambda: data.to("late", non_blocking=True))
+        self.assertGreater(up, 0)
+        self.assertLess(both, alone + up)
+
+
 class Programs(Case):
     def test_hooks_run_on_the_devices_thread_and_on_the_stream_of_the_call(self):
         seen = []

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/torch_double/work.h"
 
+#include "tests/torch_double/products.h"
+
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
@@ -155,6 +157,8 @@ void enqueue(std::unique_ptr<Work> work)
     const char *name = lasting(work->name);
     const auto count = static_cast<uint32_t>(ranges.size());
     enter();
+    if (const uint64_t ns = product_ns(*work); ns > 0)
+        check(stw_double_compute(current_handle(), ns), name);
     check(stw_double_consume(current_handle(), name, ranges.data(), count, &run_and_drop,
                              work.release()),
           name);

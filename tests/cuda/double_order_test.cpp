@@ -110,6 +110,19 @@ TEST_F(DoubleOrder, WritingTwiceIsFound)
     expect_violation(STW_DOUBLE_WRITTEN_TWICE, {"+1)"});
 }
 
+TEST_F(DoubleOrder, MemoryThatGetsANewOwnerIsTouched)
+{
+    const stw_double_range range{memory, kBytes, 1, 0};
+    out(back, memory, one);
+    EXPECT_EQ(stw_double_touch(one, "given out", &range, 1), kSuccess);
+    EXPECT_EQ(stw_double_violations(), 0u);
+    EXPECT_EQ(stw_double_touch(two, "given out", &range, 1), kSuccess);
+    expect_violation(STW_DOUBLE_WRITTEN_TWICE, {"given out #3", "given out #2"});
+    out(back, memory, one);
+    expect_violation(STW_DOUBLE_USED_BEFORE_READY, {"given out #3"});
+    EXPECT_EQ(stw_double_touch(&host, "given out", &range, 1), kInvalidHandle);
+}
+
 TEST_F(DoubleOrder, PinnedMemoryRacesAsDeviceMemoryDoes)
 {
     out(host, memory, one);

@@ -88,6 +88,13 @@ TEST_F(DoubleTime, DirectionsAndKernelsRunAtOnceAndEachIsOne)
     EXPECT_EQ(stw_double_engine_totals(0, 3, &totals), -1);
 }
 
+TEST_F(DoubleTime, ANewOwnerTakesNone)
+{
+    const stw_double_range range{memory, kMiB, 1, 0};
+    EXPECT_EQ(stw_double_touch(work, "given out", &range, 1), kSuccess);
+    EXPECT_EQ(taken(), 0u);
+}
+
 // What is lost where both directions wait for what one of them has to wait for.
 TEST_F(DoubleTime, AStreamThatWaitsHoldsUpWhatIsBehindIt)
 {

@@ -40,6 +40,15 @@ void write_lines(const std::vector<std::string> &lines, char *text_out, size_t c
     std::snprintf(text_out, capacity, "%s", all.c_str());
 }
 
+std::vector<Touch> touches_of(const stw_double_range *ranges, uint32_t count)
+{
+    std::vector<Touch> touches;
+    for (uint32_t i = 0; i < count; ++i)
+        if (ranges[i].bytes > 0)
+            touches.push_back({ranges[i].address, ranges[i].bytes, ranges[i].writes != 0});
+    return touches;
+}
+
 }  // namespace
 }  // namespace stepwell::cuda_double
 
@@ -222,13 +231,25 @@ int stw_double_consume_when(void *handle, const char *name, const stw_double_ran
     Request request;
     request.what = name;
     request.kernel = true;
-    for (uint32_t i = 0; i < count; ++i)
-        if (ranges[i].bytes > 0)
-            request.touches.push_back({ranges[i].address, ranges[i].bytes, ranges[i].writes != 0});
+    request.touches = touches_of(ranges, count);
     request.work = {Engine::kCompute, bytes_of(request.touches),
                     control.state.timing.costs().kernel_ns};
     if (work != nullptr) request.run = [work, user] { work(user, stw_double_alias); };
     if (ready != nullptr) request.ready = [ready, user] { return ready(user) != 0; };
+    control.state.scheduler.submit(*stream, std::move(request));
+    return kSuccess;
+}
+
+int stw_double_touch(void *handle, const char *name, const stw_double_range *ranges, uint32_t count)
+{
+    Control control;
+    Stream *stream = control.stream(handle);
+    if (stream == nullptr || stream->destroyed) return kInvalidHandle;
+    if (stream->context->sticky != 0) return stream->context->sticky;
+    Request request;
+    request.what = name;
+    request.kernel = true;
+    request.touches = touches_of(ranges, count);
     control.state.scheduler.submit(*stream, std::move(request));
     return kSuccess;
 }

@@ -142,9 +142,14 @@ STW_DOUBLE_API int stw_double_consume(void *stream, const char *name,
                                       void (*work)(void *user, stw_double_alias_of alias),
                                       void *user);
 
-/* As that, but it does not begin before `ready` says 1: what it waits for is outside of the process
- * or of CUDA. That is asked often, with the double's lock held, so it makes no call. A device that
- * is broken does neither. */
+/* As that, but it does nothing and takes no virtual time: memory goes to another owner, who may
+ * write it in stream order from now on. */
+STW_DOUBLE_API int stw_double_touch(void *stream, const char *name, const stw_double_range *ranges,
+                                    uint32_t count);
+
+/* As stw_double_consume, but it does not begin before `ready` says 1: what it waits for is outside
+ * of the process or of CUDA. That is asked often, with the double's lock held, so it makes no call.
+ * A device that is broken does neither. */
 STW_DOUBLE_API int stw_double_consume_when(void *stream, const char *name,
                                            const stw_double_range *ranges, uint32_t count,
                                            void (*work)(void *user, stw_double_alias_of alias),

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 namespace stepwell::torch_double {
 namespace {
@@ -31,12 +32,20 @@ Block *Pool::take(size_t bytes, c10::StreamId stream)
     return block;
 }
 
+void Pool::put_free(Block *block)
+{
+    free_[{block->stream, block->bytes}].push_back(block);
+    if (!of_device_) return;
+    freed_[block->stream].push_back(
+        {reinterpret_cast<Address>(block->address), block->bytes, 1, 0});
+}
+
 void Pool::give(Block *block)
 {
     used_.erase(block->address);
     for (const c10::StreamId user : block->users) block->marks.emplace_back(user);
     if (block->users.empty())
-        free_[{block->stream, block->bytes}].push_back(block);
+        put_free(block);
     else
         waiting_.push_back(block);
     block->users.clear();
@@ -53,7 +62,7 @@ void Pool::sweep()
     waiting_.remove_if([this](Block *block) {
         block->marks.remove_if([](const Mark &mark) { return mark.is_over(); });
         if (!block->marks.empty()) return false;
-        free_[{block->stream, block->bytes}].push_back(block);
+        put_free(block);
         return true;
     });
 }
@@ -64,7 +73,13 @@ std::vector<Block *> Pool::drop()
     std::vector<Block *> all;
     for (auto &[key, blocks] : free_) all.insert(all.end(), blocks.begin(), blocks.end());
     free_.clear();
+    freed_.clear();
     return all;
+}
+
+std::vector<stw_double_range> Pool::take_freed(c10::StreamId stream)
+{
+    return std::exchange(freed_[stream], {});
 }
 
 DeviceMemory &DeviceMemory::get()
@@ -82,6 +97,13 @@ c10::DataPtr DeviceMemory::allocate(size_t asked)
     if (block == nullptr) {
         block = new Block{make(bytes), bytes, current_stream(), {}, {}};
         pool_.put_new(block);
+    }
+    const std::vector<stw_double_range> freed = pool_.take_freed(current_stream());
+    if (!freed.empty()) {
+        enter();
+        check(stw_double_touch(current_handle(), "memory that is given out again", freed.data(),
+                               static_cast<uint32_t>(freed.size())),
+              "stw_double_touch");
     }
     stats_.allocation[kAll].increase(1);
     stats_.allocated_bytes[kAll].increase(bytes);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory of the device and pinned memory of the host, as PyTorch's allocators for CUDA give them
 // out: what is freed is at once the next allocation's on the same stream, whoever still reads it on
-// another one. So memory that is freed too early comes back with other numbers in it, or the double
-// names the access that was not ordered.
+// another one. Blocks are not split, so one of another size would be spared by luck; therefore all
+// that was freed on a stream counts as written by its next allocation, and the double names who was
+// not ordered before that.
 #pragma once
 
 #include "tests/torch_double/device.h"
@@ -30,6 +31,7 @@ struct Block {
 // Blocks by size and stream. Under the lock of its owner.
 class Pool {
 public:
+    explicit Pool(bool of_device) : of_device_(of_device) {}
     // nullptr: there is none of that size.
     Block *take(size_t bytes, c10::StreamId stream);
     void put_new(Block *block) { used_[block->address] = block; }
@@ -37,12 +39,17 @@ public:
     void use(void *address, c10::StreamId stream);
     // The blocks that nothing uses any more, for the caller to free.
     std::vector<Block *> drop();
+    // What became free on the stream since the last call; of a device alone.
+    std::vector<stw_double_range> take_freed(c10::StreamId stream);
 
 private:
     void sweep();
+    void put_free(Block *block);
 
+    const bool of_device_;
     std::map<std::pair<c10::StreamId, size_t>, std::vector<Block *>> free_;
     std::unordered_map<void *, Block *> used_;
+    std::map<c10::StreamId, std::vector<stw_double_range>> freed_;
     std::list<Block *> waiting_;  // freed, and its users have not come so far
 };
 
@@ -68,7 +75,7 @@ private:
     void drop();
 
     std::mutex mutex_;
-    Pool pool_;
+    Pool pool_{true};
     c10::CachingDeviceAllocator::DeviceStats stats_;
 };
 
@@ -86,7 +93,7 @@ private:
     static void give(void *block);
 
     std::mutex mutex_;
-    Pool pool_;
+    Pool pool_{false};
 };
 
 }  // namespace stepwell::torch_double

@@ -44,7 +44,16 @@ class Races(unittest.TestCase):
         del one
         other = torch.zeros_like(twice)
         self.assertEqual(other.data_ptr(), address)
-        self.violation("aten::zero_.* writes .* not ordered after aten::mul")
+        self.violation("memory that is given out again.* writes .* not ordered after aten::mul")
+
+    def test_it_need_not_be_the_next_ones_to_be_found(self):
+        one = data()
+        torch.late.synchronize()
+        with self.side:
+            one * 2
+        del one
+        torch.empty(3, device="late")
+        self.violation("memory that is given out again.* writes .* not ordered after aten::mul")
 
     def test_a_recorded_stream_keeps_its_memory(self):
         one = data()

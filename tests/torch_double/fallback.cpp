@@ -23,7 +23,8 @@ Counts counts;
 // Operations that take tensors of the CPU beside those of the device; others take numbers alone.
 bool takes_host_tensors(const std::string &name)
 {
-    return name == "aten::_index_put_impl_" || name == "aten::_pack_padded_sequence";
+    return name == "aten::index" || name == "aten::_index_put_impl_" ||
+           name == "aten::_pack_padded_sequence";
 }
 
 bool draws_random_numbers(const c10::OperatorHandle &op)

@@ -86,6 +86,10 @@ class Numbers(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "same device"):
             torch.add(there, here)
         self.assertTrue(torch.equal((there + torch.tensor(2.0)).cpu(), here + 2))
+        there[torch.tensor([0, 2])] = 5
+        self.assertEqual(there[torch.tensor([2, 1])].tolist(), [5, 1])
+        self.assertEqual((torch.ones((), device="late", dtype=torch.bfloat16) * 1.5).dtype,
+                         torch.bfloat16)
         with self.assertRaisesRegex(RuntimeError, "size"):
             torch.add(there, torch.ones(2, device="late"))
 

@@ -56,12 +56,23 @@ MODELS = {
     "attention": (Attention, words, lambda out, data: nn.functional.
                   cross_entropy(out, data.roll(-1, 1).flatten())),
 }
-# With what a GPU takes by default, which the CPU is asked for.
+
+
+def default(optimizer, *rate, **options):
+    """With the forms that a GPU has by default; the CPU is asked for them."""
+    def make(parameters):
+        parameters = list(parameters)
+        forms = {"foreach": True} if parameters[0].is_cpu else {}
+        return optimizer(parameters, *rate, **options, **forms)
+    return make
+
+
 OPTIMIZERS = {
-    "adamw": lambda parameters: torch.optim.AdamW(parameters, 1e-2, foreach=True),
+    "adamw": default(torch.optim.AdamW, 1e-2),
     "adamw_single": lambda parameters: torch.optim.AdamW(parameters, 1e-2, foreach=False),
     "adamw_fused": lambda parameters: torch.optim.AdamW(parameters, 1e-2, fused=True),
-    "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, foreach=True),
+    "rmsprop": default(torch.optim.RMSprop, 1e-3),
+    "sgd": default(torch.optim.SGD, 0.1, momentum=0.9),
     "sgd_fused": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, fused=True),
 }
 

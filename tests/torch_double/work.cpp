@@ -96,7 +96,8 @@ Operand::Operand(const at::Tensor &of, bool writes_it)
       host(is_late(of) ? at::Tensor() : of.detach().clone())
 {
     // A number of the program's, whose type does not decide that of a result.
-    if (host.defined()) host.unsafeGetTensorImpl()->set_wrapped_number(is_number(of));
+    if (host.defined() && host.dim() == 0)
+        host.unsafeGetTensorImpl()->set_wrapped_number(is_number(of));
 }
 
 uint64_t Operand::bytes_of(c10::IntArrayRef sizes, c10::IntArrayRef strides, at::ScalarType dtype)

@@ -9,6 +9,8 @@
 #include <atomic>
 #include <vector>
 
+#include <pthread.h>
+
 namespace stepwell::torch_double {
 namespace {
 
@@ -17,6 +19,9 @@ constexpr int kPoolStreams = 32;
 
 thread_local c10::StreamId current = 0;  // 0: the legacy stream
 
+std::atomic<bool> forked{false};
+const int watched = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+
 c10::Stream stream_of(c10::StreamId id)
 {
     return c10::Stream(c10::Stream::UNSAFE, kDevice, id);
@@ -24,8 +29,15 @@ c10::Stream stream_of(c10::StreamId id)
 
 }  // namespace
 
+bool is_forked()
+{
+    return forked;
+}
+
 void enter()
 {
+    TORCH_CHECK(!forked, "late: a process that was forked cannot use the device; to use it, start "
+                         "processes by 'spawn'.");
     static void *const context = [] {
         void *made = nullptr;
         check(cuInit(0), "cuInit");
@@ -61,7 +73,7 @@ Mark::Mark(c10::StreamId stream)
 
 Mark::~Mark()
 {
-    ask(cuEventDestroy_v2, event_);
+    if (!forked) ask(cuEventDestroy_v2, event_);
 }
 
 bool Mark::is_over() const
@@ -129,7 +141,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     }
     void destroyEvent(void *event, const c10::DeviceIndex) const noexcept override
     {
-        if (event != nullptr) ask(cuEventDestroy_v2, event);
+        if (event != nullptr && !forked) ask(cuEventDestroy_v2, event);
     }
     void block(void *event, const c10::Stream &stream) const override
     {

@@ -29,6 +29,9 @@ inline void check_is_device(const std::optional<c10::Device> &device)
                 static_cast<int>(device->index()));
 }
 
+// The double's threads and locks are not those of a child, which may compute on the CPU alone.
+bool is_forked();
+
 // Makes the device's context that of the calling thread.
 void enter();
 

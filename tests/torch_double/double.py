@@ -170,7 +170,7 @@ def _module():
     module = types.ModuleType("torch.late")
     ours = {
         "Event": Event, "Stream": Stream, "_initialized": True,
-        "_is_in_bad_fork": lambda: False,
+        "_is_in_bad_fork": lambda: bool(_late.late_is_forked()),
         "current_device": _index, "device": lambda device: contextlib.nullcontext(),
         "device_count": lambda: 1, "is_available": lambda: True,
         "is_initialized": lambda: True, "init": lambda: None, "_lazy_init": lambda: None,

@@ -16,6 +16,11 @@ __attribute__((visibility("default"))) void *late_current_stream()
     return current_handle();
 }
 
+__attribute__((visibility("default"))) int late_is_forked()
+{
+    return is_forked();
+}
+
 __attribute__((visibility("default"))) void late_set_seed(uint64_t seed)
 {
     at::Generator generator = LateGenerator::of_device();

@@ -16,13 +16,15 @@ struct Touches {
     std::vector<bool> writes;
 };
 
-Touches of_schema(const c10::FunctionSchema &schema)
+Touches touches_of(const c10::OperatorHandle &op)
 {
     static const std::vector<std::string> kForms{
-        "aten::empty_like", "aten::is_pinned", "aten::new_empty", "aten::new_empty_strided",
-        "aten::resize_",    "aten::set_",      "aten::set_data",
+        "aten::empty_like",     "aten::is_pinned", "aten::new_empty", "aten::new_empty_strided",
+        "aten::requires_grad_", "aten::resize_",   "aten::set_",      "aten::set_data",
     };
+    const c10::FunctionSchema &schema = op.schema();
     Touches touches;
+    touches.any = !op.hasTag(at::Tag::inplace_view);
     for (const std::string &name : kForms) touches.any &= schema.name() != name;
     for (const c10::Argument &each : schema.returns())  // a view reads nothing
         touches.any &= each.alias_info() == nullptr || each.alias_info()->isWrite();
@@ -44,7 +46,7 @@ const Touches &touches_of(const c10::OperatorName &name)
     const auto found = known.find(name);
     if (found != known.end()) return found->second;
     const auto op = c10::Dispatcher::singleton().findSchema(name);
-    return known.emplace(name, op ? of_schema(op->schema()) : Touches{false, {}}).first->second;
+    return known.emplace(name, op ? touches_of(*op) : Touches{false, {}}).first->second;
 }
 
 template <typename Visit> void each_tensor(const c10::IValue &value, Visit visit)
@@ -69,6 +71,7 @@ void touch(const at::Tensor &tensor, bool writes)
 
 std::unique_ptr<at::ObserverContext> observe(const at::RecordFunction &function)
 {
+    if (is_forked()) return nullptr;
     bool on_host = false;
     for (const c10::IValue &value : function.inputs()) {
         bool here = value.isDevice() && value.toDevice().type() == kDevice.type();

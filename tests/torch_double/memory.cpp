@@ -90,6 +90,7 @@ DeviceMemory &DeviceMemory::get()
 
 c10::DataPtr DeviceMemory::allocate(size_t asked)
 {
+    enter();
     if (asked == 0) return {nullptr, kDevice};
     const size_t bytes = rounded(asked);
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -99,12 +100,10 @@ c10::DataPtr DeviceMemory::allocate(size_t asked)
         pool_.put_new(block);
     }
     const std::vector<stw_double_range> freed = pool_.take_freed(current_stream());
-    if (!freed.empty()) {
-        enter();
+    if (!freed.empty())
         check(stw_double_touch(current_handle(), "memory that is given out again", freed.data(),
                                static_cast<uint32_t>(freed.size())),
               "stw_double_touch");
-    }
     stats_.allocation[kAll].increase(1);
     stats_.allocated_bytes[kAll].increase(bytes);
     stats_.active_bytes[kAll].increase(bytes);
@@ -141,6 +140,7 @@ void DeviceMemory::drop()
 
 void DeviceMemory::give(void *given)
 {
+    if (is_forked()) return;
     auto *block = static_cast<Block *>(given);
     DeviceMemory &self = get();
     const std::lock_guard<std::mutex> lock(self.mutex_);
@@ -209,6 +209,7 @@ PinnedMemory &PinnedMemory::get()
 
 bool PinnedMemory::holds(const void *address)
 {
+    if (is_forked()) return false;
     unsigned type = 0;
     return ask(cuPointerGetAttribute, static_cast<void *>(&type), int{kPointerMemoryType},
                reinterpret_cast<Address>(address)) == kSuccess &&
@@ -217,6 +218,7 @@ bool PinnedMemory::holds(const void *address)
 
 c10::DataPtr PinnedMemory::allocate(size_t asked)
 {
+    enter();
     if (asked == 0) return {nullptr, c10::DeviceType::CPU};
     const size_t bytes = std::bit_ceil(std::max<size_t>(asked, 512));
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -236,6 +238,7 @@ void PinnedMemory::copy_data(void *to, const void *from, size_t bytes) const
 
 void PinnedMemory::give(void *given)
 {
+    if (is_forked()) return;
     PinnedMemory &self = get();
     const std::lock_guard<std::mutex> lock(self.mutex_);
     self.pool_.give(static_cast<Block *>(given));

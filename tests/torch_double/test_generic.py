@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What programs for any device ask of one: random numbers, mixed precision, memory, streams."""
+import contextlib
 import io
+import os
 import threading
 import unittest
 
@@ -269,6 +271,24 @@ class Programs(Case):
         with self.assertRaisesRegex(RuntimeError, "aten::index_select: index out of range"):
             torch.late.synchronize()
         torch.late.synchronize()
+
+    def test_a_process_that_was_forked_computes_on_the_cpu_alone(self):
+        there = torch.ones(4, device="late")
+        child = os.fork()
+        if child == 0:
+            status = 1
+            with contextlib.suppress(BaseException):
+                torch.manual_seed(0)
+                self.assertEqual(torch.randn(4).add_(1).shape, there.shape)
+                self.assertTrue(torch.late._is_in_bad_fork())
+                with self.assertRaisesRegex(RuntimeError, "forked cannot use the device"):
+                    there + 1
+                del there
+                status = 0
+            os._exit(status)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        self.assertFalse(torch.late._is_in_bad_fork())
+        self.equal(there + 1, torch.full((4,), 2.0))
 
     def test_there_is_one_device(self):
         self.assertEqual(torch.late.device_count(), 1)

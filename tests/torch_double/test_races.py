@@ -81,6 +81,13 @@ class Races(unittest.TestCase):
         up.fill_(3)
         self.violation("The host writes .* while cuMemcpyHtoDAsync")
 
+    def test_what_looks_at_forms_touches_no_bytes(self):
+        up = torch.ones(SIZE, SIZE).pin_memory()
+        up.to("late", non_blocking=True)
+        up.requires_grad_().detach().unsqueeze_(0).squeeze_(0).t_().t().view(-1)
+        torch.empty_like(up)
+        self.assertEqual((up.stride(0), up.is_pinned()), (SIZE, True))
+
     def test_pinned_memory_is_given_out_again_when_its_copy_is_over(self):
         up = torch.ones(SIZE, SIZE).pin_memory()
         address = up.data_ptr()

@@ -142,6 +142,22 @@ def _keep_identities(name, target_of):
     setattr(torch.nn.Module, name, move)
 
 
+def _tell_reads(name):
+    """What PyTorch reads for Python without an operation."""
+    reads = getattr(torch.Tensor, name)
+
+    @functools.wraps(reads)
+    def read(self, *args, **more):
+        plain = type(self) is torch.Tensor and self.is_cpu and self.numel() > 0
+        if plain and not torch.late._is_in_bad_fork():
+            last = sum((size - 1) * step for size, step in zip(self.shape, self.stride()))
+            _driver.stw_double_host_reads(ctypes.c_uint64(self.data_ptr()),
+                                          ctypes.c_uint64((last + 1) * self.element_size()))
+        return reads(self, *args, **more)
+
+    setattr(torch.Tensor, name, read)
+
+
 def _index(device=None):
     return 0
 
@@ -200,3 +216,5 @@ for _name, _target_of in {
     "to": lambda *args, **more: torch._C._nn._parse_to(*args, **more)[0],
 }.items():
     _keep_identities(_name, _target_of)
+for _name in ("numpy", "tolist"):
+    _tell_reads(_name)

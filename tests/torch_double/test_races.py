@@ -69,10 +69,12 @@ class Races(unittest.TestCase):
         self.assertEqual(data().data_ptr(), address)
 
     def test_a_copy_down_that_the_host_does_not_wait_for(self):
-        down = data().to("cpu", non_blocking=True)
-        self.assertTrue(down.is_pinned())
-        down[0, 0].item()
-        self.violation("The host reads .* while cuMemcpyDtoHAsync")
+        for read in (lambda down: down[0, 0].item(), lambda down: down.add_(1),
+                     lambda down: down[:2, 0].tolist(), lambda down: down.numpy()):
+            down = data().to("cpu", non_blocking=True)
+            self.assertTrue(down.is_pinned())
+            read(down)
+            self.violation("The host (reads|writes) .* while cuMemcpyDtoHAsync")
         self.assertEqual(down.sum().item(), 2.0 * SIZE * SIZE)
 
     def test_memory_that_the_host_writes_while_it_is_copied_up(self):

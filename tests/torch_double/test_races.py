@@ -55,6 +55,20 @@ class Races(unittest.TestCase):
         torch.empty(3, device="late")
         self.violation("memory that is given out again.* writes .* not ordered after aten::mul")
 
+    def test_columns_are_bytes_of_their_own(self):
+        whole = data()[:32]
+        torch.late.synchronize()
+        with self.side:
+            whole[:, :100].fill_(1)
+        whole[:, 100:].fill_(3)
+        torch.late.synchronize()
+        self.assertEqual(double.violations(), [])
+        self.assertEqual(whole.sum().item(), 32 * (100 + 3 * (SIZE - 100)))
+        with self.side:
+            whole[:, 0].fill_(1)
+        whole.fill_(2)
+        self.violation("aten::fill_.* writes .* not ordered after aten::fill_")
+
     def test_a_recorded_stream_keeps_its_memory(self):
         one = data()
         self.side.wait_stream(self.main)

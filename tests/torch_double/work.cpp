@@ -9,11 +9,14 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/record_function.h>
 
+#include <algorithm>
 #include <mutex>
 #include <set>
 
 namespace stepwell::torch_double {
 namespace {
+
+constexpr uint64_t kRunsMax = 64;
 
 std::mutex failure_mutex;
 std::string failure;
@@ -110,6 +113,32 @@ uint64_t Operand::bytes_of(c10::IntArrayRef sizes, c10::IntArrayRef strides, at:
     return (last + 1) * c10::elementSize(dtype);
 }
 
+void Operand::add_ranges(std::vector<stw_double_range> *ranges_out) const
+{
+    if (bytes() == 0) return;
+    std::vector<std::pair<uint64_t, uint64_t>> steps;  // in bytes, and how many
+    for (size_t i = 0; i < sizes.size(); ++i)
+        if (sizes[i] > 1 && strides[i] > 0)
+            steps.emplace_back(static_cast<uint64_t>(strides[i]) * c10::elementSize(dtype),
+                               static_cast<uint64_t>(sizes[i]));
+    std::sort(steps.begin(), steps.end());
+    uint64_t run = c10::elementSize(dtype);
+    auto outer = steps.begin();
+    for (; outer != steps.end() && outer->first <= run; ++outer)
+        run += (outer->second - 1) * outer->first;
+    uint64_t count = 1;
+    for (auto step = outer; step != steps.end(); ++step) count *= step->second;
+    if (count > kRunsMax) return ranges_out->push_back({address, bytes(), writes, 0});
+    for (uint64_t i = 0; i < count; ++i) {
+        uint64_t offset = 0, rest = i;
+        for (auto step = outer; step != steps.end(); ++step) {
+            offset += rest % step->second * step->first;
+            rest /= step->second;
+        }
+        ranges_out->push_back({address + offset, run, writes, 0});
+    }
+}
+
 at::Tensor Operand::on_host(stw_double_alias_of alias) const
 {
     if (host.defined()) return host;
@@ -153,8 +182,7 @@ void enqueue(std::unique_ptr<Work> work)
 {
     std::vector<stw_double_range> ranges;
     for (const Operand &each : work->operands)
-        if (!each.host.defined() && each.bytes() > 0)
-            ranges.push_back({each.address, each.bytes(), each.writes, 0});
+        if (!each.host.defined()) each.add_ranges(&ranges);
     const char *name = lasting(work->name);
     const auto count = static_cast<uint32_t>(ranges.size());
     enter();

@@ -31,6 +31,8 @@ struct Operand {
     // From the first element to the end of the last.
     static uint64_t bytes_of(c10::IntArrayRef sizes, c10::IntArrayRef strides,
                              at::ScalarType dtype);
+    // What a kernel touches: runs of bytes, or where these are many the whole extent.
+    void add_ranges(std::vector<stw_double_range> *ranges_out) const;
     at::Tensor on_host(stw_double_alias_of alias) const;
 
     Address address = 0;

@@ -5,6 +5,8 @@
  */
 #include "support.h"
 
+#include <time.h>
+
 enum { PARAMETERS = 3, ELEMENTS = 16384 + 77, ROUNDS = 3 };
 
 typedef struct model {
@@ -206,6 +208,39 @@ TEST(a_close_waits_for_all_of_them)
     step_one(&here, 1, 1, 0);
     step_one(&here, 1, 2, 0);
     ok(stw_runtime_close(runtime, 0, 0));
+}
+
+/* Processor time of the calls that add so many parameters of four elements. */
+static uint64_t time_to_add(uint32_t count)
+{
+    machine wanted = machine_small();
+    wanted.tensors_max = 8 * count;
+    stw_runtime *runtime = machine_open(&wanted);
+    stw_optimizer *optimizer = optimizer_make(runtime, STW_OPTIMIZER_ADAMW);
+    stw_tensor **tensors = calloc(2 * (size_t)count, sizeof(stw_tensor *));
+    for (uint32_t i = 0; i < 2 * count; ++i) {
+        char name[16];
+        snprintf(name, sizeof name, "t%u", i);
+        tensors[i] = tensor_f32(runtime, name, 4);
+    }
+    struct timespec begin, end;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &begin);
+    for (uint32_t i = 0; i < count; ++i)
+        optimizer_add(optimizer, tensors[2 * i], tensors[2 * i + 1]);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &end);
+    free(tensors);
+    machine_close(runtime);
+    return (uint64_t)(end.tv_sec - begin.tv_sec) * SECOND_NS + (uint64_t)end.tv_nsec -
+           (uint64_t)begin.tv_nsec;
+}
+
+/* Ten times as many take ten times as long, and not a hundred times. */
+TEST(adding_a_parameter_does_not_look_at_all_others)
+{
+    const uint64_t few = time_to_add(400), many = time_to_add(4000);
+    if (many > 30 * few)
+        fail_msg("400 parameters took %llu ns, 4000 took %llu", (unsigned long long)few,
+                 (unsigned long long)many);
 }
 
 RUN_TESTS_ON_EACH_MACHINE("optimizer steps", NULL)

@@ -110,6 +110,21 @@ TEST(Accumulate, TheFirstSumAsksForRoomAlone)
     EXPECT_EQ(done.calls, 2u);
 }
 
+// Of two threads that found a tensor empty, the second asks for zeros of what the first has written.
+TEST(Accumulate, ZerosLeaveContentsAsTheyAre)
+{
+    World world({});
+    const TensorId tensor = world.tiers.create(kElements * 2, 512, false);
+    ASSERT_TRUE(world.pipeline->zero(tensor, kElements * 2).ok());
+    ASSERT_TRUE(world.pipeline->drain(UINT64_MAX).ok());
+    EXPECT_EQ(world.tiers.bytes(tensor), std::vector<uint8_t>(kElements * 2));
+    const std::vector<uint8_t> written = world.random_elements(kElements, STW_F16);
+    world.tiers.set_bytes(tensor, written.data());
+    ASSERT_TRUE(world.pipeline->zero(tensor, kElements * 2).ok());
+    ASSERT_TRUE(world.pipeline->drain(UINT64_MAX).ok());
+    EXPECT_EQ(world.tiers.bytes(tensor), written);
+}
+
 // Zeros around the first; blocks of gradient and contribution end at different elements.
 TEST(Accumulate, APartIsAddedWhereItBegins)
 {

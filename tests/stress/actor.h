@@ -72,7 +72,7 @@ private:
     void abort_step();
     void ask_before_verdict(uint32_t parameter);
     void recover();
-    void empty_gradient(uint32_t parameter);
+    bool empty_gradient(uint32_t parameter);
 
     // touch.cpp: boards, and parameters without a view
     void board_operation();

@@ -53,15 +53,18 @@ void Actor::reduce_into(uint32_t parameter, uint64_t amount)
     }
     scratch_.assign(elements, static_cast<float>(amount));
     const stw_status status = stw_reduce(gradient, scratch_.data(), &with);
-    if (status == STW_ERROR_INTERRUPTED) empty_gradient(parameter);
+    if (status == STW_ERROR_INTERRUPTED && !empty_gradient(parameter))
+        mine_.parameters[parameter]->trusted.store(UINT64_MAX);
     if (accept("reduce", status, false)) mine_.summed[parameter] += amount;
 }
 
 // To what is known again.
-void Actor::empty_gradient(uint32_t parameter)
+bool Actor::empty_gradient(uint32_t parameter)
 {
     const auto fill = [&] { return stw_tensor_fill(mine_.gradients[parameter], 0.0, nullptr); };
-    if (accept("fill", again(fill), false)) mine_.summed[parameter] = 0;
+    if (!accept("fill", again(fill), false)) return false;
+    mine_.summed[parameter] = 0;
+    return true;
 }
 
 // A failure behind a call left sums and parameters that nobody knows.
@@ -134,9 +137,11 @@ void Actor::ask_before_verdict(uint32_t parameter)
     if (status != STW_ERROR_BUSY) accept(what, status, false);
 }
 
-// What an interrupted step has done is known once it has ended.
+// What an interrupted step has done is known once it has ended; not after a failure.
 void Actor::recover()
 {
+    uint64_t trusted[2] = {};
+    for (uint32_t i = 0; i < 2; ++i) trusted[i] = mine_.parameters[i]->trusted.exchange(UINT64_MAX);
     stw_update_options rejects = STW_UPDATE_OPTIONS_INIT;
     rejects.flags = STW_UPDATE_REJECT;
     const auto reject = [&] { return stw_optimizer_step(mine_.optimizer, &rejects, nullptr); };
@@ -144,14 +149,15 @@ void Actor::recover()
     if (!accept("reject", again(reject), false) || !accept("drain", again(drain), false)) return;
     for (uint32_t i = 0; i < 2; ++i) {
         Owned &parameter = *mine_.parameters[i];
-        empty_gradient(i);
+        if (!empty_gradient(i)) continue;
         scratch_.resize(parameter.elements);
         const auto read = [&] {
             return stw_tensor_read(parameter.tensor, scratch_.data(), nullptr);
         };
         if (!accept("read", again(read), false)) continue;
+        parameter.trusted.store(trusted[i]);
         check_owned(parameter, scratch_.data(), parameter.elements, parameter.floor.load(),
-                    parameter.trusted.load());
+                    trusted[i]);
         const auto value = static_cast<uint64_t>(scratch_[0]);
         parameter.ceiling.store(value);
         parameter.floor.store(value);

@@ -127,7 +127,7 @@ class Estimate(unittest.TestCase):
                                 directory, nvme[0].budget_bytes,
                                 driver_options="allow_tmpfs=1"), **options)
 
-                    with mock.patch("stepwell.torch._offload.Runtime", Runtime):
+                    with mock.patch("stepwell.torch._place.Runtime", Runtime):
                         stepwell.torch.offload(model, made, device_bytes=32 * BLOCK,
                                                block_bytes=BLOCK, nvme=directory)
                     stepwell.torch.offloaded(model).close()

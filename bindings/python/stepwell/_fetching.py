@@ -154,7 +154,12 @@ class Fetches:
             views.__del__()
             raise
 
-    def _hits(self, requests: bytes, views: Any, n: int) -> bool:
+    def prepared(self, items: Sequence[Item], access: Access = _READ) -> Prepared:
+        """A fetch that will be repeated."""
+        return Prepared(cast("Runtime", self), items, access)
+
+    def _hits(self, requests: bytes, views: Any, n: int, at_once: Any = _AT_ONCE,
+              stream: Any = None) -> bool:
         """Pin all on the hit path, in parts; returns whether all were resident."""
         size = len(requests) // n
         # Writes are not split: a part could not be released unchanged.
@@ -164,10 +169,10 @@ class Fetches:
         handle = self._handle
         for at in range(0, n, _HITS_MAX):
             part = min(_HITS_MAX, n - at)
-            if _fetch(handle, _AT_ONCE, requests[at * size:(at + part) * size], part,
+            if _fetch(handle, at_once, requests[at * size:(at + part) * size], part,
                       ctypes.byref(views, at * each)) != 0:
                 if at:
-                    lib.stw_release(views, at, None, 0)
+                    lib.stw_release(views, at, stream, 0)
                 return False
         return True
 

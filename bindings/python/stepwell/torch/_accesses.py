@@ -52,7 +52,7 @@ class Accesses:
 
     def pinned(self, record: Record) -> torch.Tensor:
         """Its bytes as a flat tensor, with which the pin ends."""
-        return torch.from_dlpack(self._offload.runtime.fetch(record.tensor))
+        return self._offload.place.tensor_of(self._offload.runtime.fetch(record.tensor))
 
     def touch(self, records: List[Record], func: Any, args: Any, kwargs: Any,
               escapes: bool) -> Any:
@@ -180,7 +180,7 @@ class Accesses:
     def _shares(value: Any, records: List[Record]) -> bool:
         if not isinstance(value, torch.Tensor) or isinstance(value, Offloaded):
             return False
-        if value.layout != torch.strided or value.device.type != "cpu":
+        if value.layout != torch.strided or value.device != records[0].alias.device:
             return False
         address = value.untyped_storage().data_ptr()
         return any(record.address == address for record in records)
@@ -227,7 +227,7 @@ class Accesses:
         if record.pins:
             return record.alias.clone()
         self._offload.copied.sync(record.tensor)
-        return read(record.tensor, record.size, record.stride, record.dtype)
+        return read(self._offload.place, record.tensor, record.size, record.stride, record.dtype)
 
     def _source(self, record: Record) -> Snapshot:
         """The one copy of a parameter in a call of state_dict(), so that tied entries share it."""
@@ -245,7 +245,7 @@ class Accesses:
             return
         for name, value in state.items():
             if (type(value) is torch.Tensor and value.layout == torch.strided
-                    and value.device.type == "cpu"):
+                    and value.device == self._offload.place.device):
                 record = self._offload.by_address.get(value.untyped_storage().data_ptr())
                 if record is not None:
                     source = self._source(record)

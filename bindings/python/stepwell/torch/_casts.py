@@ -10,6 +10,7 @@ A copy that is older than a change of its parameter keeps its memory, since it c
 """
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List
@@ -18,6 +19,7 @@ import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd.graph import saved_tensors_hooks
 
+from ._place import HOST
 from ._records import Record, users_of
 
 if TYPE_CHECKING:
@@ -26,7 +28,15 @@ if TYPE_CHECKING:
 _LEAST = 64 << 10  # bytes of a copy that is worth it
 _is_enabled = torch.is_autocast_enabled
 _transforms = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined]
-_sentinel = torch.nn.Parameter(torch.zeros(1, 1))  # its copy exists as long as the cache's contents
+
+
+@functools.lru_cache(maxsize=None)
+def _sentinel(device: torch.device) -> torch.nn.Parameter:
+    """A parameter whose copy exists as long as the cache's contents."""
+    return torch.nn.Parameter(torch.zeros(1, 1, device=device))
+
+
+_sentinel(HOST.device)  # now, and not in a block of inference_mode()
 
 
 class _Cast:
@@ -49,6 +59,7 @@ class Casts:
     def __init__(self, offload: "Offload") -> None:
         self._offload = offload
         self.found: Dict[Record, _Cast] = {}
+        self._sentinel = _sentinel(offload.place.device)
         self._begun: Any = lambda: None       # refers to the sentinel's copy
         self._at_begin: Dict[Record, Any] = {}  # what the parameters were changed by then
 
@@ -56,7 +67,8 @@ class Casts:
         """An outermost call or access with autocast: it may be the first of a block."""
         if self._begun() is not None or _transforms() is not None:
             return
-        copy = _in_cache(_sentinel, torch.get_autocast_dtype("cpu"))
+        copy = _in_cache(self._sentinel,
+                         torch.get_autocast_dtype(self._offload.place.device.type))
         if copy is not None:
             self._begun = weakref.ref(copy)
             self._at_begin = {record: _changes(record) for record in self._offload.records}
@@ -128,7 +140,8 @@ def _is_alone(copy: torch.Tensor) -> bool:
 def _in_cache(parameter: torch.Tensor, dtype: torch.dtype) -> Any:
     """The copy that autocast takes for an operation with the parameter: one without elements. None:
     autocast is off here, or converts to another dtype."""
-    if not _is_enabled("cpu") or torch.get_autocast_dtype("cpu") != dtype:
+    kind = parameter.device.type
+    if not _is_enabled(kind) or torch.get_autocast_dtype(kind) != dtype:
         return None
     found: List[torch.Tensor] = []
 
@@ -136,7 +149,8 @@ def _in_cache(parameter: torch.Tensor, dtype: torch.dtype) -> Any:
         found.append(tensor._base if tensor._is_view() else tensor)  # type: ignore[arg-type]
 
     with torch.enable_grad(), saved_tensors_hooks(pack, lambda _: None):  # type: ignore[arg-type]
-        none = torch.empty(parameter.shape[-1], 0, dtype=dtype, requires_grad=True)
+        none = torch.empty(parameter.shape[-1], 0, dtype=dtype, device=parameter.device,
+                           requires_grad=True)
         torch.matmul(parameter, none)
     return next((each for each in found if each.dtype == dtype and each.numel()), None)
 

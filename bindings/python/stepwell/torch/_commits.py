@@ -16,6 +16,7 @@ import torch
 from .._tensor import Tensor, TensorSpec
 from ..errors import NotFoundError
 from ._naming import matched
+from ._place import HOST
 from ._records import read, write
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def extra_states(model: torch.nn.Module) -> Iterator[Tuple[str, torch.nn.Module]
 
 
 def _tensor_of(tensor: Tensor, dtype: torch.dtype, shape: Any) -> torch.Tensor:
-    return read(tensor, (tensor.elements,), (1,), torch.uint8).view(dtype).view(shape)
+    return read(HOST, tensor, (tensor.elements,), (1,), torch.uint8).view(dtype).view(shape)
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

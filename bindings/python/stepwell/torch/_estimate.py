@@ -100,7 +100,7 @@ class _Plan:
         self.records: List[Any] = []
         open_blocks: Dict[int, Tuple[int, int, int]] = {}  # by neighbour: number, bytes, tensors
         for name, parameter in parameters:
-            spec = spec_of(name, parameter, parameter.requires_grad, durable)
+            spec = spec_of(name, parameter, parameter.requires_grad, durable, False)
             nbytes = int(spec.shape) * parameter.element_size()  # type: ignore[call-overload]
             self.records.append(_Tensor(parameter, name, _Space(
                 nbytes, self._place(nbytes, spec.neighbour, open_blocks))))

@@ -22,6 +22,7 @@ from .._library import lib
 from ..errors import check
 from ._commits import extra_states
 from ._lazy import READ, Lazy
+from ._place import HOST
 from ._records import Offloaded, Record, read, write
 from ._sizes import Size, size_of
 from ._streams import PART_BYTES, Place, Reader, Writer
@@ -377,7 +378,8 @@ def _save(file: Writer, value: torch.Tensor, ahead: _Ahead) -> None:
     record, begin = _streamed(value), 0
     master = (value._source if isinstance(value, Lazy) and value.is_contiguous() else None)
     if record is None and master is None:
-        whole = (read(value._stepwell.tensor, value.size(), value._stepwell.stride, value.dtype)
+        whole = (read(HOST, value._stepwell.tensor, value.size(), value._stepwell.stride,
+                      value.dtype)
                  if isinstance(value, Offloaded) else value.detach().clone()
                  if isinstance(value, Lazy) else value.detach()).reshape(-1)
     for memory in file.room(value.numel() * value.element_size()):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Dict, List, Optional
 import torch
 
 from .. import _abi
+from .._enums import Access
 from .._exchange import given, given_back
 from .._fetching import copy_at_once
 from .._library import unchecked
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _TOGETHER = 64          # the maximum number of collected gradients,
 _ELEMENTS = 1 << 20     # and about the maximum of their elements
+_PART = 16 << 20        # bytes of a gradient that are copied to its tensor together
 _get_grad = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
 _set_grad = torch.Tensor.grad.__set__  # type: ignore[attr-defined]
 _strided = torch.strided
@@ -143,6 +145,7 @@ class Gradients:
     """The gradients of one Offload, in the order of arrival."""
 
     def __init__(self, offload: "Offload", ranks: int) -> None:
+        self._runtime, self._place = offload.runtime, offload.place
         self.small = Arrived(offload.runtime)
         self._given: Dict[Record, None] = {}  # whose `.grad` the program has set
         # Over ranks the sum must be the mean.
@@ -223,6 +226,9 @@ class Gradients:
 
     def reduce(self, gradient: Tensor, source: torch.Tensor, more: bool) -> None:
         """Pass a gradient's memory on, to be added after the call. more: to this rank's part."""
+        if not self._place.adopts_gradients:
+            self._copy(gradient, source)
+            return
         # Like gradient.reduce(source, adopt=True), in a sixth of its time.
         capsule = torch._C._to_dlpack(source)  # type: ignore[attr-defined]
         managed, deleter = given(capsule)
@@ -231,6 +237,14 @@ class Gradients:
         if status < 0:
             given_back(capsule)
             raise error_of(status)
+
+    def _copy(self, gradient: Tensor, source: torch.Tensor) -> None:
+        """Copy a gradient on the current stream, in parts, so that little room is enough."""
+        each = max(1, _PART // source.element_size())
+        for begin in range(0, source.numel(), each):
+            part = source[begin:begin + each]
+            self._place.tensor_of(self._runtime.fetch(
+                gradient.request(Access.REDUCE, begin, part.numel()))).copy_(part)
 
     def add(self, gradient: Tensor, source: torch.Tensor) -> bool:
         """Add to a gradient at once. False: open views prevent it, so its memory must be passed

@@ -42,7 +42,7 @@ class KernelSteps(Steps):
         self._taken: Dict[Tuple[Record, str], "weakref.ref[torch.Tensor]"] = {}
         self.kernel = Kernel(offload.runtime, kind.algorithm(group), kind.hyper(group),
                              name="optimizer", durable=offload.commits is not None,
-                             torch_order=torch_order(optimizer))
+                             torch_order=offload.place.torch_order and torch_order(optimizer))
         self._given[0] = kind.hyper(group)
         self._add([(at, record) for at, record in self.records()
                    if record.parameter.requires_grad])
@@ -101,7 +101,8 @@ class KernelSteps(Steps):
                 self.update(due)
             # Where nothing moves, an update beside the next forward pass takes a core from torch,
             # whose other threads wait for it.
-            if self._lent or offload.resident or any(record.seen_outside() for _, record in every):
+            takes_cores = offload.resident and offload.place.shares_cores
+            if self._lent or takes_cores or any(record.seen_outside() for _, record in every):
                 self.finish()
             self._steps += 1
             if offload.in_backward is not None:
@@ -120,7 +121,8 @@ class KernelSteps(Steps):
             records = [record for _, record in due
                        if (self.offload.keep_gradients or record.place is not None) == keep]
             if records:
-                own = [record.own_gradient() for record in records]
+                own = [None if grad is None else grad.cpu()
+                       for grad in (record.own_gradient() for record in records)]
                 self._lent += [grad for grad in own if grad is not None]
                 self._pending = True
                 self.kernel.step([record.tensor for record in records], verdict=False,
@@ -220,7 +222,7 @@ class KernelSteps(Steps):
             now = self.offload.accesses.copy_of(record)
             own = now.float()
             MasterSource(record, self.kernel).write(
-                torch.where(values.to(record.dtype) == now, values, own))
+                torch.where(values.to(now) == now, values.to(own), own))
 
     def saved(self, state: ParameterState) -> Dict[Any, Any]:
         master = self.master_of(state.record)

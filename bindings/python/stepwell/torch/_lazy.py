@@ -51,6 +51,11 @@ class Source:
         self.offload.sources[next(_numbers)] = self
 
     @property
+    def device(self) -> torch.device:
+        """That of the lazy tensors."""
+        return self.offload.place.device
+
+    @property
     def tensor(self) -> Optional[Tensor]:
         """Where the bytes are, if they are in one tensor of the tiers."""
         raise NotImplementedError
@@ -81,13 +86,13 @@ class Source:
         if shown is not None:  # the program may have an array over it, which is this memory
             storage = torch.UntypedStorage._new_with_weak_ptr(shown[0].cdata)  # type: ignore
             if storage is not None:
-                empty: Any = torch.empty(0, dtype=self.dtype)
+                empty: Any = torch.empty(0, dtype=self.dtype, device=self.device)
                 return empty.set_(  # type: ignore[no-any-return]
                     storage, 0, (storage.nbytes() // self.dtype.itemsize,))
             del self.offload.shown[tensor]
         if self.offload.window is not None and not torch.is_grad_enabled():
             return self.offload.window.fetch(self.record, tensor, access)
-        return torch.from_dlpack(self.offload.runtime.fetch(tensor, access))
+        return self.offload.place.tensor_of(self.offload.runtime.fetch(tensor, access))
 
     def settle(self) -> None:
         """Take the bytes into plain memory, since the tiers are closed."""
@@ -106,7 +111,7 @@ class Lazy(torch.Tensor):
     def __new__(cls, source: Source, size: Any, stride: Any, offset: int,
                 dtype: torch.dtype) -> "Lazy":
         made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, size, strides=stride, storage_offset=offset, dtype=dtype, device="cpu")
+            cls, size, strides=stride, storage_offset=offset, dtype=dtype, device=source.device)
         _refuse_address(made)  # to code in C that does not ask for it by the methods below
         made._source = source
         return made  # type: ignore[no-any-return]
@@ -391,12 +396,12 @@ class Window:
             if access == READ or held[1] != READ:
                 return held[0]
             del self._held[tensor], held
-        runtime = self._offload.runtime
+        runtime, tensor_of = self._offload.runtime, self._offload.place.tensor_of
         try:
-            memory = torch.from_dlpack(runtime.fetch(tensor, access))
+            memory = tensor_of(runtime.fetch(tensor, access))
         except BudgetError:
             self.end()
-            memory = torch.from_dlpack(runtime.fetch(tensor, access))
+            memory = tensor_of(runtime.fetch(tensor, access))
             self._owner = owner
         self._held[tensor] = memory, access
         return memory

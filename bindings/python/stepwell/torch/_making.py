@@ -192,13 +192,15 @@ def check_updates_fit(offload: "Offload", optimizer: Optional[torch.optim.Optimi
             "(stepwell.BLOCK_64K)")
 
 
-def spec_of(name: str, like: torch.Tensor, trained: bool, durable: bool) -> TensorSpec:
+def spec_of(name: str, like: torch.Tensor, trained: bool, durable: bool,
+            fixed_address: bool) -> TensorSpec:
     """The spec of a parameter's tensor. Small tensors fill blocks in the order of creation. Frozen
     ones, which are never written, have separate blocks, except with a store: a generation needs the
     same places whichever parameters are frozen in a run, and keeps one copy of the frozen ones."""
     return TensorSpec(shape=max(1, like.numel()), dtype=DTYPES[like.dtype], name=name,
                       role="param", neighbour=TRAINED if trained or durable else _FROZEN,
-                      read_only=durable and not trained, durable=durable)
+                      read_only=durable and not trained, durable=durable,
+                      fixed_address=fixed_address)
 
 
 def too_large(name: str, module: torch.nn.Module, nbytes: int, budget: int) -> str:

@@ -15,7 +15,6 @@ from typing import (
 import torch
 
 from .. import _abi
-from .._options import Device
 from .._phase import Phase, Step, StepStats
 from .._runtime import Runtime
 from ..errors import BudgetError, BusyError, InvalidError, MismatchError
@@ -31,6 +30,7 @@ from ._making import (
     check_options, check_updates, check_updates_fit, checked, lacking, later_of, need, offloads,
     spec_of, unwrapped,
 )
+from ._place import HOST, Place
 from ._private import not_compiled
 from ._progress import Meter, Progress
 from ._ranks import Ranks
@@ -57,7 +57,8 @@ class Offload:
     """
 
     def __init__(self, runtime: Runtime, budget: int, block_bytes: int, keep_gradients: bool,
-                 ranks: int) -> None:
+                 ranks: int, place: Place = HOST) -> None:
+        self.place = place
         self.model: Optional[torch.nn.Module] = None  # None during init()
         self.runtime = runtime
         self.making: Any = None  # the Tiers of init(), until a model is offloaded
@@ -68,7 +69,7 @@ class Offload:
         self.budget = budget
         self.block_bytes = block_bytes
         self.unit_bytes = budget // SHARE
-        self.copied = _tiles.Copies()
+        self.copied = _tiles.Copies(place)
         self.records: List[Record] = []
         self.by_parameter: Dict[int, Record] = {}
         self.by_address: Dict[int, Record] = {}
@@ -92,6 +93,7 @@ class Offload:
         self.ended: List[Any] = []  # tensors that nothing refers to any more
         self._addresses: List[torch.Tensor] = []  # given out since the last mark
         self.resident = False  # everything fits in the device budget permanently
+        self.keeps_pins = False  # then pins may last from a forward pass to the backward pass
         self.plain_gradients = False  # then they stay where autograd has made them
         self.kept: Dict[Unit, None] = {}
         self.optimizer: Optional[torch.optim.Optimizer] = None
@@ -142,7 +144,8 @@ class Offload:
         states = 0 if optimizer is None else _kinds.states_of(optimizer)
         # Parameters that are updated in backward release their pins and gradients there.
         self.resident = not update_in_backward and stays(self, states)
-        if self.resident and self.ranks is None:
+        self.keeps_pins = self.resident and self.place.keeps_pins
+        if self.resident and self.ranks is None and self.place.lends_gradients:
             self.keep_plain()
         if optimizer is not None:
             steps = _optimizer.convert(optimizer, self)
@@ -165,7 +168,8 @@ class Offload:
     def move(self, parameters: List[Tuple[str, torch.nn.Parameter]],
              durable: bool) -> List[Record]:
         """Move each of these to a tensor."""
-        specs = [spec_of(name, parameter, parameter.requires_grad, durable)
+        specs = [spec_of(name, parameter, parameter.requires_grad, durable,
+                         self.place.fixed_addresses)
                  for name, parameter in parameters]
         tensors = self.room(self.runtime.create_many, specs)
         made = [Record(self, name, parameter, tensor, spec.read_only)
@@ -218,7 +222,8 @@ class Offload:
         if data is record.alias:
             data = self.accesses.copy_of(record)
         self.forget(record)
-        spec = spec_of(record.name, data, record.parameter.requires_grad, durable)
+        spec = spec_of(record.name, data, record.parameter.requires_grad, durable,
+                       self.place.fixed_addresses)
         record.tensor, record.frozen = self.runtime.create_many([spec])[0], spec.read_only
         record.like(data)
         record.adopt(data)
@@ -334,7 +339,7 @@ class Offload:
                         if self._unclean and (_task() < 0 or not self.backward.runs()):
                             self._recover()
                         before, self._unclean = self._unclean, True
-                        if _is_autocast("cpu"):
+                        if _is_autocast(self.place.device.type):
                             self.casts.begin()
                         if compiler is not None:
                             _set_eval_frame(compiler)
@@ -589,19 +594,22 @@ def copies_of(store_name: Optional[str], options: Dict[str, Any]) -> int:
 
 
 def opened(device_bytes: Size, host_bytes: Size, nvme: Places, nvme_bytes: Optional[Size],
-           store_name: Optional[str], keep_gradients: bool, options: Dict[str, Any]) -> Offload:
+           store_name: Optional[str], keep_gradients: bool, options: Dict[str, Any],
+           place: Place = HOST) -> Offload:
     """Open tiers without a model."""
     device = size_of(device_bytes)
     block = options.get("block_bytes") or _abi.STW_BLOCK_2M
     ranks = options.get("group") is not None or options.get("replica_group") is not None
-    options.setdefault("fault_in", not ranks)  # a fault on one rank cannot start a fetch on all
+    # A fault on one rank cannot start a fetch on all.
+    options.setdefault("fault_in", place.serves_faults and not ranks)
     options.setdefault("room_farthest", True)  # a step needs the device for views of its units
-    runtime = Runtime(
-        devices=[Device(device)], host_bytes=size_of(host_bytes),
+    runtime = place.open(
+        device, host_bytes=size_of(host_bytes),
         nvme=nvme_of(nvme, size_of(nvme_bytes or 0), block), store_name=store_name, **options)
     runtime._warns = False  # it ends with a model that is dropped
     group = options.get("group")
-    made = Offload(runtime, device, block, keep_gradients, 1 if group is None else group.size)
+    made = Offload(runtime, device, block, keep_gradients, 1 if group is None else group.size,
+                   place)
     made.patience = options.get("timeout") or made.patience
     made.serves_faults = bool(options["fault_in"])
     made.has_host = size_of(host_bytes) > 0

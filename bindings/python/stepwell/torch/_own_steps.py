@@ -149,7 +149,7 @@ class OwnSteps(Steps):
         least = _SMALL if self.offload.commits is None else 4  # the room for metadata is small
         if not isinstance(value, torch.Tensor) or isinstance(value, Lazy) \
                 or value.dtype not in DTYPES or value.layout is not torch.strided \
-                or value.requires_grad or value.device.type != "cpu" \
+                or value.requires_grad or value.device != self.offload.place.device \
                 or value.numel() * value.element_size() <= least:
             return True
         del value

@@ -23,6 +23,7 @@ from .._library import lib
 from .._tensor import Tensor, TensorSpec
 from ..errors import BudgetError, BusyError, EmptyError, check
 from ._lazy import Lazy, Source
+from ._place import Place
 
 if TYPE_CHECKING:
     from ._offload import Offload
@@ -62,7 +63,7 @@ def memory_order(tensor: torch.Tensor) -> Tuple[int, ...]:
 def flat(tensor: torch.Tensor, stride: Tuple[int, ...]) -> torch.Tensor:
     """The elements of a tensor in the order of `stride`, contiguous; a copy if necessary."""
     if tensor.stride() != stride:
-        same = torch.empty_strided(tensor.size(), stride, dtype=tensor.dtype)
+        same = torch.empty_strided(tensor.size(), stride, dtype=tensor.dtype, device=tensor.device)
         tensor = same.copy_(tensor)
     return tensor.as_strided((tensor.numel(),), (1,))
 
@@ -73,28 +74,31 @@ def write(to: Tensor, data: torch.Tensor, stride: Tuple[int, ...]) -> None:
         return
     if isinstance(data, Lazy):
         data = data.in_memory()
-    source = flat(data.detach(), stride)
+    source = flat(data.detach(), stride).cpu()
     options = _abi.stw_copy_options.initial()
     check(_waiting.call(to._runtime, lib.stw_tensor_write, to._use(), source.data_ptr(), options))
 
 
-def read(tensor: Tensor, size: Tuple[int, ...], stride: Tuple[int, ...],
+def read(place: Place, tensor: Tensor, size: Tuple[int, ...], stride: Tuple[int, ...],
          dtype: torch.dtype) -> torch.Tensor:
+    """A copy of its bytes, in the memory of the place."""
     out = torch.empty_strided(size, stride, dtype=dtype)
     if not out.numel():
-        return out
+        return place.to(out)
     options = _abi.stw_copy_options.initial()
     try:
         check(_waiting.call(tensor._runtime, lib.stw_tensor_read, tensor._use(), out.data_ptr(),
                             options))
     except BusyError:  # this thread has it open for writing, as a signal's handler may find it
-        return at_address(tensor, size, stride).clone(memory_format=torch.preserve_format)
-    return out
+        return at_address(place, tensor, size, stride).clone(
+            memory_format=torch.preserve_format)
+    return place.to(out)
 
 
-def at_address(tensor: Tensor, size: Tuple[int, ...], stride: Tuple[int, ...]) -> torch.Tensor:
+def at_address(place: Place, tensor: Tensor, size: Tuple[int, ...],
+               stride: Tuple[int, ...]) -> torch.Tensor:
     """A tensor over its memory, for accesses while a view of it is held; not a pin."""
-    made = torch.from_dlpack(tensor.by_address())
+    made = place.tensor_of(tensor.by_address())
     made.untyped_storage()._stepwell = tensor._runtime  # open while tensors over it exist
     return made.view(-1).as_strided(size, stride)
 
@@ -150,7 +154,7 @@ class Record:
             write(self.tensor, parameter if data is None else data, self.stride)
         with _Off():
             _data.__set__(  # type: ignore[attr-defined]
-                parameter, at_address(self.tensor, self.size, self.stride))
+                parameter, at_address(self.offload.place, self.tensor, self.size, self.stride))
         self.views.clear()
         self.alias = parameter.detach()  # shares the version counter, and is faster to query
         self.address = self.alias.untyped_storage().data_ptr()
@@ -163,7 +167,7 @@ class Record:
     def restore(self) -> None:
         """Make it a plain parameter with its own memory."""
         parameter = self.parameter
-        data = read(self.tensor, self.size, self.stride, self.dtype)
+        data = read(self.offload.place, self.tensor, self.size, self.stride, self.dtype)
         if self.hooked is not None:
             self.hooked.remove()
         parameter.__class__ = torch.nn.Parameter
@@ -244,7 +248,8 @@ class Record:
                 shape=max(1, self.alias.numel()), dtype=DTYPES[self.dtype],
                 name=self.name + ".grad", role="grad", zero=self.large,
                 neighbour=TRAINED, no_address=not self.offload.own_steps)])[0]
-            if self.offload.resident and self.elements and self.gradient.nbytes <= _SMALL:
+            if (self.offload.resident and self.offload.place.small_gradients_copied
+                    and self.elements and self.gradient.nbytes <= _SMALL):
                 self.place = self.gradient._requests[Access.WRITE]
         return self.gradient
 
@@ -318,7 +323,7 @@ class Record:
 
     def gradient_copy(self) -> torch.Tensor:
         assert self.gradient is not None
-        return read(self.gradient, self.size, self.stride, self.dtype)
+        return read(self.offload.place, self.gradient, self.size, self.stride, self.dtype)
 
 
 # Functions of an absent parameter that do not access its bytes.
@@ -590,7 +595,8 @@ class GradSource(Source):
             return self.plain
         record = self.record
         if not record.elements or whole and self._state is _Gradient.GONE:
-            self.plain = torch.empty_strided(self.size, self.stride, dtype=self.dtype)
+            self.plain = torch.empty_strided(self.size, self.stride, dtype=self.dtype,
+                                             device=self.device)
             return self.plain
         if self._state is _Gradient.MOVED:
             assert self._moved is not None
@@ -648,7 +654,8 @@ class GradSource(Source):
         record.drop_gradient()
         set_own_grad(record.parameter, None)
         assert self._moved is not None
-        record.add_gradient(read(self._moved, self.size, self.stride, self.dtype))
+        record.add_gradient(
+            read(self.offload.place, self._moved, self.size, self.stride, self.dtype))
         self.offload.ended.append(self._moved)
         self._moved, self._state = None, _Gradient.PRESENT
         self._lazy, record.source = weakref.ref(lazy), weakref.ref(self)
@@ -663,7 +670,7 @@ class GradSource(Source):
     def settle(self) -> None:
         if self.plain is None and self._state is _Gradient.MOVED:
             assert self._moved is not None
-            self.plain = read(self._moved, self.size, self.stride, self.dtype)
+            self.plain = read(self.offload.place, self._moved, self.size, self.stride, self.dtype)
         elif self.plain is None and self._state is _Gradient.PRESENT and not self.record.spent:
             self.plain = own_grad(self.record.parameter)
 

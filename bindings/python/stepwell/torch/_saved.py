@@ -88,7 +88,7 @@ def _cast(tensor: torch.Tensor) -> Any:
         return None
     record = getattr(getattr(function.next_functions[0][0], "variable", None), "_stepwell", None)
     if (record is None or record.tiles is not None or base.dtype != tensor.dtype
-            or base.device != tensor.device or base.device.type != "cpu"
+            or base.device != tensor.device or base.device != record.alias.device
             or base.stride() != record.stride or base.storage_offset()):
         return None
     return SavedCast(record, tensor) if record.offload.casts.note(record, base) else None

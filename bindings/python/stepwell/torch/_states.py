@@ -14,6 +14,7 @@ import torch
 
 from .._tensor import Tensor
 from ._lazy import Lazy, Source
+from ._place import HOST
 from ._records import Record, flat, read
 
 _clone = torch.ops.aten.clone.default
@@ -43,7 +44,7 @@ class StateSource(Source):
             return self.plain
         assert self.held is not None
         if not self.record.elements:
-            return torch.empty_strided(self.size, self.stride, dtype=self.dtype)
+            return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
         if self.record.large:
             return self.offload.copied.of(self.held, self.size, self.stride, self.dtype)
         return self.fetch(self.held, write, whole).as_strided(self.size, self.stride, 0)
@@ -64,7 +65,7 @@ class StateSource(Source):
             return self.plain.clone()
         assert self.held is not None
         self.offload.copied.sync(self.held)
-        return read(self.held, self.size, self.stride, self.dtype)
+        return read(self.offload.place, self.held, self.size, self.stride, self.dtype)
 
     def settle(self) -> None:
         if self.plain is None:
@@ -94,6 +95,7 @@ class CountSource(Source):
         self._steps = steps
 
     tensor = None
+    device = HOST.device  # as torch has it
 
     def label(self) -> str:
         return f"the state 'step' of {self.record.label()}"
@@ -136,7 +138,7 @@ class MasterSource(Source):
             return self.plain
         memory = torch.empty_strided(self.size, self.stride, dtype=torch.float32)
         self.read(memory.as_strided((memory.numel(),), (1,)), 0)
-        return memory
+        return self.offload.place.to(memory)
 
     def read(self, memory: torch.Tensor, begin: int) -> None:
         """Copy elements in the order of the parameter's memory."""
@@ -149,7 +151,7 @@ class MasterSource(Source):
     def write(self, values: torch.Tensor) -> None:
         """Set the master, and the parameter to the nearest values of its dtype."""
         self.record.thaw(by_view=False)
-        self._kernel.write_master(self.record.tensor, flat(values, self.stride))
+        self._kernel.write_master(self.record.tensor, flat(values, self.stride).cpu())
         self.record.changes += 1
 
     def settle(self) -> None:

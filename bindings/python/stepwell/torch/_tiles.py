@@ -9,7 +9,6 @@ a copy in plain memory.
 """
 from __future__ import annotations
 
-import ctypes
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
@@ -20,7 +19,8 @@ from .._tensor import Tensor
 from ..errors import BudgetError
 from ._lazy import READ, READ_WRITE
 from ._private import not_compiled, pop
-from ._records import Offloaded, Record, read, users_of, write
+from ._place import Place
+from ._records import Offloaded, Record, at_address, read, users_of, write
 from ._units import Unit, shares
 
 if TYPE_CHECKING:
@@ -41,11 +41,11 @@ class Tile(Record):
         self.whole = whole
         self.begin, self.end, self.columns = begin, end, whole.size[1]
         count = (end - begin) * self.columns
-        nbytes = count * whole.dtype.itemsize
-        address = whole.address + begin * self.columns * whole.dtype.itemsize
+        place, at = whole.offload.place, begin * self.columns
+        address = whole.address + at * whole.dtype.itemsize
         # A separate storage, since saved tensors are identified by its address.
-        self.alias = torch.frombuffer((ctypes.c_char * nbytes).from_address(address),
-                                      dtype=whole.dtype).view(end - begin, self.columns)
+        self.alias = place.part(at_address(place, whole.tensor, whole.size, whole.stride), at,
+                                count).view(end - begin, self.columns)
         super().__init__(whole.offload, f"{whole.name}[{begin}:{end}]",
                          torch.nn.Parameter(self.alias, whole.parameter.requires_grad),
                          self.request(whole.tensor), False)
@@ -88,7 +88,8 @@ class Tile(Record):
         tensor = whole.make_gradient()
         self.offload.copied.end(tensor)
         # It reads as zeros at first, so that rows without contributions are zero.
-        rows = torch.from_dlpack(self.offload.runtime.fetch(self.request(tensor, READ_WRITE)))
+        rows = self.offload.place.tensor_of(
+            self.offload.runtime.fetch(self.request(tensor, READ_WRITE)))
         rows.view(self.size).add_(grad.detach())
         whole.has_gradient = True
 
@@ -318,7 +319,8 @@ class Copies:
     last, until the next mark or until nothing else refers to it, and is written back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, place: Place) -> None:
+        self._place = place
         # The copy, its stride, and whether its references can be counted.
         self._kept: Dict[Tensor, Tuple[torch.Tensor, Tuple[int, ...], bool]] = {}
 
@@ -329,7 +331,7 @@ class Copies:
             if counted and users_of(copy) == 1:
                 self.end(each)
         kept = self._kept.get(tensor)
-        return read(tensor, size, stride, dtype) if kept is None else kept[0]
+        return read(self._place, tensor, size, stride, dtype) if kept is None else kept[0]
 
     def used(self, tensor: Tensor, copy: torch.Tensor, stride: Tuple[int, ...], result: Any,
              escapes: bool, wrote: bool) -> None:
@@ -370,7 +372,7 @@ class Copies:
         self.end(record.gradient)
         found = []
         for tile in record.tiles:
-            rows = torch.from_dlpack(record.offload.runtime.fetch(
+            rows = self._place.tensor_of(record.offload.runtime.fetch(
                 tile.request(record.gradient, READ_WRITE if writes else READ)))
             result = func(rows, *args[1:], **kwargs)
             if not writes:

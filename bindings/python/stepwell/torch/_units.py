@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional
 
 import torch
 
-from .._fetching import Prepared
 from . import _wrappers
 from ._private import not_compiled, pop
 from ._records import Absent, Present, Record
@@ -45,7 +44,7 @@ class Unit:
         self.bytes = sum(record.alias.nbytes for record in records)
         self.depth = 0
         self.calls = 0
-        self.views = Prepared(offload.runtime, self.tensors)
+        self.views = offload.runtime.prepared(self.tensors)
         self.kept = False       # the views are held although depth is 0
         self.written: List[Any] = []  # what has to be written after the release
         self.task = -1          # the backward pass that holds it
@@ -151,7 +150,7 @@ class Call:
                 # stays pinned.
                 transformed = _transforms() is not None
                 pushed = not transformed and offload.hooks.push()
-                keep = offload.resident and _grad_enabled()
+                keep = offload.keeps_pins and _grad_enabled()
                 if compiler is not None:
                     _set_eval_frame(compiler)
                 try:

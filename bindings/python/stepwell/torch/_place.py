@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The place in which a model computes: the memory of the CPU, or of a device with streams.
+
+All that differs by the device is a property of this object, so that the rest of the package has one
+path. What a device computes runs later than the calls, in the order of the current stream: fetches
+and releases name it, and the library orders its copies by that.
+"""
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, NamedTuple, Optional
+
+import torch
+
+from .._enums import Stream
+from .._options import Device
+from .._runtime import Runtime
+from .._stream_fetching import StreamRuntime
+
+
+class Kind(NamedTuple):
+    """What is to be known of a device of PyTorch."""
+
+    # Of stepwell.Device; None: the CPU's own.
+    driver: Optional[str]
+    # The current stream of the calling thread on the device of this index, 0 for the default
+    # stream; None: what it computes is there when the call returns.
+    stream: Optional[Callable[[int], int]]
+    # A tensor over what exports DLPack: a view, whose pin it holds, or a tensor's address.
+    tensor_of: Callable[[Any], torch.Tensor]
+    # Whether its operations have the bits of the CPU's, so that updates in the order of torch.optim
+    # have the bits of plain torch.
+    torch_order: bool
+
+
+# By the type of torch.device. A test adds a device of its own before offload().
+KINDS: Dict[str, Kind] = {
+    "cpu": Kind(None, None, torch.from_dlpack, True),
+    "cuda": Kind("cuda", getattr(torch._C, "_cuda_getCurrentRawStream", None), torch.from_dlpack,
+                 False),
+}
+
+
+class Place:
+    """Where the parameters of one Offload are for the model."""
+
+    def __init__(self, device: torch.device) -> None:
+        kind = KINDS[device.type]
+        self.device = device
+        self.kind = kind
+        self.tensor_of = kind.tensor_of
+        self.torch_order = kind.torch_order
+        in_order = kind.stream is None  # what was called before is done
+        self.is_host = in_order  # the CPU addresses its memory
+        # An access of the program to bytes that are not there can be served.
+        self.serves_faults = in_order
+        # An address of a tensor is its own by a flag at its creation alone.
+        self.fixed_addresses = not in_order
+        # The library takes the memory of a gradient over, and adds it after the call.
+        self.adopts_gradients = in_order
+        # Small gradients are copied by the CPU, many at once.
+        self.small_gradients_copied = in_order
+        # A kernel of the library reads gradients in memory of torch.
+        self.lends_gradients = in_order
+        # A pin outlasts the call of a module: its bytes are used on no other stream.
+        self.keeps_pins = in_order
+        # An update beside the next forward pass takes cores from the model.
+        self.shares_cores = in_order
+
+    def stream(self) -> int:
+        """The current one, as the library names it."""
+        assert self.kind.stream is not None
+        return self.kind.stream(self.device.index or 0) or Stream.LEGACY
+
+    def open(self, nbytes: int, **options: Any) -> Runtime:
+        """A runtime with one device tier, of so many bytes."""
+        tier = Device(nbytes, driver=self.kind.driver, ordinal=self.device.index or 0)
+        if self.kind.stream is None:
+            return Runtime(devices=[tier], **options)
+        return StreamRuntime(self.stream, devices=[tier], **options)
+
+    @staticmethod
+    def part(tensor: torch.Tensor, begin: int, count: int) -> torch.Tensor:
+        """Elements of a contiguous tensor, with a storage of their own over its memory."""
+        each = tensor.element_size()
+        memory: Any = tensor.untyped_storage()
+        part = memory[begin * each:(begin + count) * each]
+        empty: Any = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return empty.set_(part, 0, (count,))  # type: ignore[no-any-return]
+
+    def to(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor itself if it is there, else a copy."""
+        return tensor.to(self.device)
+
+
+HOST = Place(torch.device("cpu"))

@@ -328,7 +328,7 @@ class _Window:
         owner = self._owner()
         owner._check_open(self._struct())
         more = View(owner._runtime, self._item)
-        more._step = owner._step
+        more._step, more._stream = owner._step, owner._stream
         check(lib.stw_view_share(self._struct(), more._views))
         return more
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional
 import torch
 
 from . import _edges, _tiles
-from ._division import split
+from ._division import room_of, split
 from ._entries import Entry, Snapshot
 from ._lazy import READ, READ_WRITE
 from ._private import pop
@@ -58,6 +58,8 @@ class Accesses:
               escapes: bool) -> Any:
         """Fetch the unpinned parameters of a torch function's arguments, and call it."""
         offload = self._offload
+        if not offload.place.calls_backward and _edges.takes(func, args, kwargs):
+            return _edges.call(func, args, kwargs)  # another thread's nodes take turns themselves
         if not offload.inside():
             return offload.alone(self.touch, records, func, args, kwargs, escapes)
         if offload.closed:  # since the call was dispatched
@@ -134,7 +136,7 @@ class Accesses:
                     if window is None or record is not records[0]:
                         self._untouch(record)
                 elif isinstance(result, torch.Tensor) or offload.serves_faults:
-                    self._shown[record] = record.tensor.nbytes
+                    self._shown[record] = room_of(offload, [record])
         return result
 
     def _end_shown(self) -> None:

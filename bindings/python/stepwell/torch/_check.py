@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Tu
 import torch
 
 from ._offload import offload, offloaded
+from ._place import KINDS
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _Seen = Tuple[str, Any]  # what it is, in words; a tensor, or a value that is compared by ==
@@ -231,6 +232,10 @@ def _short(value: Any) -> str:
 def _random_states() -> Dict[str, Any]:
     states: Dict[str, Any] = {"torch": torch.get_rng_state(), "Python": random.getstate()}
     numpy = sys.modules.get("numpy")
+    for device in KINDS.keys() - {"cpu"}:
+        module: Any = torch.get_device_module(device)
+        if module.is_initialized():
+            states[device] = module.get_rng_state()
     if numpy is not None:
         kind, keys, *rest = numpy.random.get_state()
         states["NumPy"] = (kind, tuple(keys.tolist()), *rest)
@@ -240,5 +245,7 @@ def _random_states() -> Dict[str, Any]:
 def _set_random_states(states: Dict[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
     random.setstate(states["Python"])
+    for device in states.keys() & (KINDS.keys() - {"cpu"}):
+        torch.get_device_module(device).set_rng_state(states[device])
     if "NumPy" in states:
         sys.modules["numpy"].random.set_state(states["NumPy"])

@@ -241,6 +241,10 @@ def _shown(value: Any, write: bool, pins: List[_Pin]) -> Any:
         return value
     if of is None:
         return value
+    if not of.offload.place.is_host:
+        raise NotImplementedError(
+            f"{of.label()} is in tiers behind {of.offload.place.device}, and torch.distributed "
+            "uses no memory of them there: call it with a clone(), and copy_() the result back")
     pin = _pins.get(of)
     if pin is None or pin.write < write:
         pin = kind(of, write)
@@ -252,11 +256,12 @@ def _shown(value: Any, write: bool, pins: List[_Pin]) -> Any:
 def _record_of(tensor: torch.Tensor) -> Optional[Record]:
     if isinstance(tensor, Offloaded):
         return tensor._stepwell
-    if tensor.layout != torch.strided or tensor.device.type != "cpu":
+    if tensor.layout != torch.strided:
         return None
     address = tensor.untyped_storage().data_ptr()
     for offload in _known:
-        if (not offload.closed and offload.first <= address < offload.last
+        if (not offload.closed and tensor.device == offload.place.device
+                and offload.first <= address < offload.last
                 and address in offload.by_address):
             return offload.by_address[address]
     return None

@@ -36,7 +36,7 @@ def parts(offload: Plan, name: str, module: torch.nn.Module, least: int) -> Iter
     found = _records_of(offload, module.parameters())
     if not found:
         return
-    total = sum(record.tensor.nbytes for record in found)
+    total = room_of(offload, found)
     below = [(key, child) for key, child in module.named_children()
              if any(True for _ in child.parameters())]
     whole = not is_holder(module) and (
@@ -52,6 +52,13 @@ def parts(offload: Plan, name: str, module: torch.nn.Module, least: int) -> Iter
             yield from parts(offload, f"{name}.{key}" if name else key, child, 0)
 
 
+def room_of(offload: Plan, records: List[Record]) -> int:
+    """Bytes of the device for parameters: whole blocks of each, where each has an address of its
+    own."""
+    each = offload.alone_bytes
+    return sum(-(-record.tensor.nbytes // each) * each for record in records)
+
+
 def _records_of(offload: Plan, parameters: Iterable[torch.nn.Parameter]) -> List[Record]:
     found: Dict[int, Record] = {}
     for parameter in parameters:
@@ -63,14 +70,15 @@ def _records_of(offload: Plan, parameters: Iterable[torch.nn.Parameter]) -> List
 def check_room(offload: Plan, name: str, module: torch.nn.Module, records: List[Record]) -> None:
     """Raise BudgetError if a part does not fit, or the room in which its gradients are added, by
     blocks, while backward holds it."""
-    nbytes = sum(record.alias.nbytes for record in records)
+    nbytes = room_of(offload, records)
     if not offload.runtime.fits([record.tensor for record in records]):
-        raise BudgetError(too_large(name, module, nbytes, offload.budget))
+        raise BudgetError(too_large(name, module, nbytes, offload.budget, offload.alone_bytes))
     block = offload.block_bytes
     sizes = [record.alias.nbytes for record in records]
     small = sum(size for size in sizes if size < block)
-    blocks = -(-small // block) + sum(-(-size // block) for size in sizes if size >= block)
-    if (blocks < offload.budget // block or offload.has_host or offload.ranks is not None
+    blocks = (len([size for size in sizes if size < block]) if offload.alone_bytes > 1
+              else -(-small // block)) + sum(-(-size // block) for size in sizes if size >= block)
+    if (blocks < offload.budget // block or offload.adds_elsewhere or offload.ranks is not None
             or not any(record.parameter.requires_grad for record in records)):
         return
     raise BudgetError(

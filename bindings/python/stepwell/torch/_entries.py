@@ -102,7 +102,7 @@ class Entry(torch.Tensor):
         def wrap(value: Any) -> Any:
             if not isinstance(value, torch.Tensor) or id(value) in own:
                 return own.get(id(value), value)
-            if value.layout == torch.strided and value.device.type == "cpu":
+            if value.layout == torch.strided and value.device.type != "meta":
                 for plain in shown.values():
                     if value.untyped_storage()._cdata == plain.untyped_storage()._cdata:
                         return Entry(value, own[id(plain)]._source)

@@ -89,8 +89,9 @@ class _Tensor:
 class _Plan:
     """Stands for an Offload and its runtime in the functions of _division.py and _tiles.py."""
 
-    has_host = False
+    has_host = adds_elsewhere = False
     ranks = None
+    alone_bytes = 1
 
     def __init__(self, parameters: List[Tuple[str, torch.nn.Parameter]], block: int,
                  durable: bool) -> None:

@@ -21,7 +21,7 @@ from .._fetching import copy_at_once
 from .._library import unchecked
 from .._runtime import Runtime
 from .._tensor import Tensor
-from ..errors import error_of
+from ..errors import BudgetError, error_of
 from ._records import Record, flat, own_grad, set_own_grad
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ _adopt.argtypes = [ctypes.c_void_p] * 5
 _reduce = unchecked("stw_reduce")
 _reduce.argtypes = [ctypes.c_void_p] * 3
 _task = torch._C._current_graph_task_id
+_node = torch._C._current_autograd_node
 _grad_enabled = torch.is_grad_enabled
 _Off = torch._C.DisableTorchFunctionSubclass
 
@@ -145,6 +146,7 @@ class Gradients:
     """The gradients of one Offload, in the order of arrival."""
 
     def __init__(self, offload: "Offload", ranks: int) -> None:
+        self._offload = offload
         self._runtime, self._place = offload.runtime, offload.place
         self.small = Arrived(offload.runtime)
         self._given: Dict[Record, None] = {}  # whose `.grad` the program has set
@@ -240,11 +242,20 @@ class Gradients:
 
     def _copy(self, gradient: Tensor, source: torch.Tensor) -> None:
         """Copy a gradient on the current stream, in parts, so that little room is enough."""
-        each = max(1, _PART // source.element_size())
+        offload = self._offload
+        each = max(offload.block_bytes, min(_PART, offload.unit_bytes)) // source.element_size()
         for begin in range(0, source.numel(), each):
             part = source[begin:begin + each]
-            self._place.tensor_of(self._runtime.fetch(
-                gradient.request(Access.REDUCE, begin, part.numel()))).copy_(part)
+            request = gradient.request(Access.REDUCE, begin, part.numel())
+            while True:
+                try:
+                    view = self._runtime.fetch(request)
+                    break
+                except BudgetError:  # units that are held for later nodes use the room
+                    if not offload.backward.drop(_node()):
+                        raise
+            self._place.tensor_of(view).copy_(part)
+            del view
 
     def add(self, gradient: Tensor, source: torch.Tensor) -> bool:
         """Add to a gradient at once. False: open views prevent it, so its memory must be passed

@@ -66,7 +66,7 @@ class InBackward:
 
     def _begin(self, task: int) -> None:
         self._task = task
-        self._outermost = _passes() == 1
+        self._outermost = _passes() == self._offload.place.calls_backward
         if not self._taken:
             self._groups = {record: at for at, record in self._steps.records()}
             self._settings = self._steps.settings()
@@ -144,8 +144,16 @@ class InBackward:
 
 def _passes() -> int:
     """The number of nested backward passes of this thread."""
+    return _passes_from(sys._getframe(1))
+
+
+def runs_backward(thread: int) -> bool:
+    """Whether this thread is in a call of backward()."""
+    return _passes_from(sys._current_frames().get(thread)) > 0
+
+
+def _passes_from(frame: Any) -> int:
     found = 0
-    frame: Any = sys._getframe(1)
     while frame is not None:
         found += frame.f_code is _run_backward
         frame = frame.f_back

@@ -242,6 +242,9 @@ def init(*, device_bytes: Size, host_bytes: Size = 0, nvme: Places = None,
     optimizer; with a store_name see docs/generations.md, and add the parameters once more. Other
     arguments are those of offload(). Threads: models that other threads create meanwhile are plain.
     """
+    if "device" in options:
+        raise ValueError("init(device=): a model is made on the CPU alone yet: make it there, or "
+                         "call offload() with a model that is on the device as a whole")
     check_options("init", options)
     if nvme_bytes is None and not all(isinstance(place, (Nvme, Mapping))
                                       for place in places_of(nvme)):

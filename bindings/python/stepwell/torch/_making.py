@@ -15,6 +15,7 @@ from .._tensor import TensorSpec
 from ..errors import BudgetError
 from . import _kinds, _tiles, _wrappers
 from ._commits import extra_states
+from ._place import Place
 from ._records import DTYPES, TRAINED, Offloaded
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ offloads: "weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Any]]" = (
 
 
 def checked(model: torch.nn.Module, made: Any = None,
-            devices: Tuple[str, ...] = ("cpu",)) -> List[Tuple[str, torch.nn.Parameter]]:
+            devices: Collection[str] = ("cpu",)) -> List[Tuple[str, torch.nn.Parameter]]:
     """The parameters, each once. Raises if one of them is not supported."""
     _wrappers.check_model(model)
     if model in offloads:
@@ -60,8 +61,12 @@ def checked(model: torch.nn.Module, made: Any = None,
             raise TypeError(f"{what} is {parameter.dtype} with grad_dtype={parameter.grad_dtype}: "
                             "a gradient in tiers has the dtype of its parameter")
         if parameter.device.type not in devices:
-            raise TypeError(f"{what} is on {parameter.device}; offload takes parameters in memory "
-                            "of the CPU in this release")
+            raise TypeError(f"{what} is on {parameter.device}, and this call takes parameters on "
+                            f"{' or '.join(devices)}: move the model there with model.to()")
+        if found and parameter.device != found[0][1].device:
+            raise TypeError(f"{what} is on {parameter.device} and '{found[0][0]}' on "
+                            f"{found[0][1].device}, and one offload() is for one device: move the "
+                            "model to one of them, or offload its parts one by one")
         address = parameter.untyped_storage().data_ptr()
         if address and parameter.numel() and address in storages:
             raise ValueError(f"{what} and '{storages[address]}' share memory and are not one "
@@ -89,6 +94,31 @@ def check_updates(optimizer: Optional[torch.optim.Optimizer], keep_gradients: bo
     if update_in_backward and find_unused_parameters:
         raise ValueError("find_unused_parameters=True sums gradients after backward, and "
                          "update_in_backward=True needs them in it: give one of them")
+
+
+def check_place(place: Place, host_bytes: int, options: Dict[str, Any], **given: Any) -> None:
+    """Refuse what a device with streams does not have yet. given: what else was asked for."""
+    if place.is_host:
+        return
+    refusals = {
+        "group": "the parameters of several ranks are not divided there yet: train with one, or "
+                 "keep the model on the CPU",
+        "replica_group": "replicas are not kept there yet: leave it out, or keep the model on the "
+                         "CPU",
+        "fault_in": "an access to bytes that are not there is served in memory of the CPU alone: "
+                    "leave it out",
+        "activation_bytes": "tensors saved by autograd are not moved to tiers there yet: leave it "
+                            "out, and use torch.utils.checkpoint to keep fewer of them",
+        "store_name": "generations are not made there yet: leave it out, and save "
+                      "model.state_dict() and optimizer.state_dict()",
+    }
+    for name, why in refusals.items():
+        if options.get(name) or given.get(name) is not None:
+            raise ValueError(f"{name} with parameters on {place.device}: {why}")
+    if not host_bytes:
+        raise ValueError(
+            f"offload() of parameters on {place.device} needs host_bytes: memory of the CPU for "
+            "what leaves the device, best enough for all parameters, gradients and states")
 
 
 def check_options(call: str, options: Dict[str, Any]) -> None:
@@ -203,8 +233,9 @@ def spec_of(name: str, like: torch.Tensor, trained: bool, durable: bool,
                       fixed_address=fixed_address)
 
 
-def too_large(name: str, module: torch.nn.Module, nbytes: int, budget: int) -> str:
+def too_large(name: str, module: torch.nn.Module, nbytes: int, budget: int, each: int) -> str:
+    blocks = f", each in whole blocks of {each} bytes," if each > 1 else ""
     return (f"the parameters of module '{name or type(module).__name__}' "
-            f"({type(module).__name__}) are {nbytes} bytes together and are used together, and the "
-            f"device budget of {budget} bytes cannot hold them: raise it, or divide the module; "
-            f"{_tiles.why_not(module) or 'its weight is in tiles already'}")
+            f"({type(module).__name__}) are {nbytes} bytes together{blocks} and are used together, "
+            f"and the device budget of {budget} bytes cannot hold them: raise it, or divide the "
+            f"module; {_tiles.why_not(module) or 'its weight is in tiles already'}")

@@ -24,13 +24,13 @@ from ._casts import Casts
 from ._commits import Commits
 from ._division import SHARE, cut, stays
 from ._gradients import Gradients
-from ._in_backward import InBackward
+from ._in_backward import InBackward, runs_backward
 from ._lazy import Window
 from ._making import (
-    check_options, check_updates, check_updates_fit, checked, lacking, later_of, need, offloads,
-    spec_of, unwrapped,
+    check_options, check_place, check_updates, check_updates_fit, checked, lacking, later_of, need,
+    offloads, spec_of, unwrapped,
 )
-from ._place import HOST, Place
+from ._place import HOST, KINDS, Place
 from ._private import not_compiled
 from ._progress import Meter, Progress
 from ._ranks import Ranks
@@ -69,6 +69,7 @@ class Offload:
         self.budget = budget
         self.block_bytes = block_bytes
         self.unit_bytes = budget // SHARE
+        self.alone_bytes = block_bytes if place.fixed_addresses else 1  # the least of a tensor
         self.copied = _tiles.Copies(place)
         self.records: List[Record] = []
         self.by_parameter: Dict[int, Record] = {}
@@ -83,7 +84,8 @@ class Offload:
         self.meter = Meter(runtime)
         self.saved_tensors = Spill(self)
         self.serves_faults = False
-        self.has_host = False  # there is a separate host tier, where gradients are added
+        self.has_host = False  # there is a separate host tier
+        self.adds_elsewhere = False  # gradients are added there, and need no room on the device
         self.ranks: Optional[Ranks] = Ranks(self) if ranks > 1 else None
         self.spill: Optional[Spill] = None  # if saved tensors may be moved to nvme
         self.held: List[Unit] = []  # released at the next mark
@@ -234,6 +236,11 @@ class Offload:
 
     def begin_call(self, module: torch.nn.Module) -> bool:
         """The model is called. Returns whether end_call() will follow."""
+        captures = self.place.kind.captures
+        if captures is not None and captures():
+            raise NotImplementedError(
+                "a graph is captured around a call of the offloaded model, and repeated it would "
+                "find other bytes in the device's memory: capture modules inside of it, or none")
         self.mark()
         if self.optimizer is not None and torch.is_grad_enabled() and module.training:
             self.begin_train()
@@ -355,6 +362,11 @@ class Offload:
     def _await_turn(self) -> None:
         begin = time.monotonic()
         while self._caller not in (0, _thread()) or self.backward.foreign():
+            if not self.place.calls_backward and _task() >= 0 and runs_backward(self._caller):
+                raise NotImplementedError(
+                    f"backward() is called inside a call of the model, and its nodes on "
+                    f"{self.place.device} run on a thread of autograd, which would wait for the "
+                    "call: call it after the model has returned")
             time.sleep(0.0005)
             if time.monotonic() - begin > self.patience:
                 raise BusyError(
@@ -416,7 +428,7 @@ class Offload:
         for record in self.records:
             gradient = (own_grad(record.parameter) if not record.has_gradient
                         else record.grad_source().end() if record.spent
-                        else record.gradient_copy())
+                        else record.last_gradient())
             record.restore()
             record.parameter.grad = gradient
         for source in list(self.sources.values()):
@@ -555,7 +567,10 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
     check_options("offload", options)
     given, optimizer = optimizer, unwrapped(optimizer)
     check_updates(optimizer, keep_gradients, update_in_backward, find_unused_parameters)
-    parameters = checked(model)
+    parameters = checked(model, devices=tuple(KINDS))
+    place = Place(parameters[0][1].device)
+    check_place(place, size_of(host_bytes), options, activation_bytes=activation_bytes,
+                store_name=store_name)
     known = {id(parameter) for _, parameter in parameters}
     if optimizer is not None:
         _optimizer.check_parameters(optimizer, known)
@@ -567,12 +582,14 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
         size = more + need(model, parameters, optimizer,
                            options.get("block_bytes") or _abi.STW_BLOCK_2M, copies, later)
     try:
-        made = opened(device_bytes, host_bytes, nvme, size, store_name, keep_gradients, options)
+        made = opened(device_bytes, host_bytes, nvme, size, store_name, keep_gradients, options,
+                      place)
     except MismatchError:
         if nvme_bytes is not None or not options.get("resume"):
             raise
         # The store was made for another optimizer, or others were frozen: it keeps its size.
-        made = opened(device_bytes, host_bytes, nvme, 0, store_name, keep_gradients, options)
+        made = opened(device_bytes, host_bytes, nvme, 0, store_name, keep_gradients, options,
+                      place)
     made.more = more
     if nvme_bytes is None:
         made.later = later | {id(parameter) for _, parameter in parameters
@@ -613,6 +630,7 @@ def opened(device_bytes: Size, host_bytes: Size, nvme: Places, nvme_bytes: Optio
     made.patience = options.get("timeout") or made.patience
     made.serves_faults = bool(options["fault_in"])
     made.has_host = size_of(host_bytes) > 0
+    made.adds_elsewhere = made.has_host and place.adopts_gradients
     made.copies = copies_of(store_name, options)
     return made
 
@@ -625,6 +643,7 @@ def save_on_tiers(model: torch.nn.Module, keep_bytes: Size) -> Iterator[Spill]:
     The `with` returns a Spill, which counts their bytes. Backward may run after the block.
     """
     made = offloaded(model)
+    check_place(made.place, made.budget, {}, activation_bytes=keep_bytes)
     before, kept = made.spill, made.saved_tensors.keep_bytes
     made.spill = made.saved_tensors.begin(size_of(keep_bytes))
     try:

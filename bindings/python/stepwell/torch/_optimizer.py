@@ -20,7 +20,7 @@ from ._kinds import kind_of
 from ._own_steps import OwnSteps
 from ._records import Offloaded
 from ._states import States
-from ._steps import Steps
+from ._steps import Steps, check_closure
 
 if TYPE_CHECKING:
     from ._offload import Offload
@@ -88,6 +88,7 @@ class Streamed:
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         steps = self._stepwell
+        check_closure(steps.offload.place, (*args, *kwargs.values()))
         if steps.offload.inside():
             return steps.step(args, kwargs)
         return steps.offload.alone(steps.step, args, kwargs)

@@ -30,13 +30,15 @@ class Kind(NamedTuple):
     # Whether its operations have the bits of the CPU's, so that updates in the order of torch.optim
     # have the bits of plain torch.
     torch_order: bool
+    # Whether what is enqueued on the current stream is recorded to be repeated later.
+    captures: Optional[Callable[[], bool]] = None
 
 
 # By the type of torch.device. A test adds a device of its own before offload().
 KINDS: Dict[str, Kind] = {
     "cpu": Kind(None, None, torch.from_dlpack, True),
     "cuda": Kind("cuda", getattr(torch._C, "_cuda_getCurrentRawStream", None), torch.from_dlpack,
-                 False),
+                 False, torch.cuda.is_current_stream_capturing),
 }
 
 
@@ -63,6 +65,8 @@ class Place:
         self.lends_gradients = in_order
         # A pin outlasts the call of a module: its bytes are used on no other stream.
         self.keeps_pins = in_order
+        # The thread on which autograd runs its nodes has called backward() itself.
+        self.calls_backward = in_order
         # An update beside the next forward pass takes cores from the model.
         self.shares_cores = in_order
 

@@ -325,6 +325,13 @@ class Record:
         assert self.gradient is not None
         return read(self.offload.place, self.gradient, self.size, self.stride, self.dtype)
 
+    def last_gradient(self) -> Optional[torch.Tensor]:
+        """The same at the end; None after an exception before the first of it was added."""
+        try:
+            return self.gradient_copy()
+        except EmptyError:
+            return None
+
 
 # Functions of an absent parameter that do not access its bytes.
 _METADATA_NAMES = (
@@ -472,14 +479,17 @@ class Offloaded(torch.nn.Parameter):
         if get_spawning_popen() is None:
             return plain.__reduce_ex__(protocol)
         # To a spawned process by value: shared memory of the copy would end before it begins.
-        bytes_of = ctypes.string_at(plain.data_ptr(), plain.nbytes) if plain.numel() else b""
-        return _sent, (bytes_of, record.size, record.stride, record.dtype, self.requires_grad)
+        here = plain.detach().cpu()
+        bytes_of = ctypes.string_at(here.data_ptr(), here.nbytes) if here.numel() else b""
+        return _sent, (bytes_of, record.size, record.stride, record.dtype, plain.device,
+                       self.requires_grad)
 
 
-def _sent(data: bytes, size: Any, stride: Any, dtype: Any, requires_grad: bool) -> Any:
+def _sent(data: bytes, size: Any, stride: Any, dtype: Any, device: torch.device,
+          requires_grad: bool) -> Any:
     made = torch.empty_strided(size, stride, dtype=dtype)
     ctypes.memmove(made.data_ptr(), data, len(data))
-    return torch.nn.Parameter(made, requires_grad)
+    return torch.nn.Parameter(made.to(device), requires_grad)
 
 
 def _replaced(parameter: Offloaded, what: str) -> RuntimeError:

@@ -118,14 +118,14 @@ class Backward:
         if task not in self._passes:
             unit.offload.alone(self._begin, unit, task)
         held = self._held
-        while len(held) >= _HELD and self._drop(node):
+        while len(held) >= _HELD and self.drop(node):
             pass
         while True:
             try:
                 unit.enter()
                 break
             except BudgetError:
-                if not self._drop(node):
+                if not self.drop(node):
                     raise
         unit.task = task
         held[unit] = None
@@ -154,7 +154,8 @@ class Backward:
         """Whether the end of the pass will be reported."""
         return task in self._passes
 
-    def _drop(self, node: Any) -> bool:
+    def drop(self, node: Any) -> bool:
+        """End the oldest hold that this node does not need. Returns whether there was one."""
         for unit in self._held:
             if node is not None and unit.node is not node:
                 self.release(unit)

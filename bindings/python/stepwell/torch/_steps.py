@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import collections
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Set, Tuple
 
 import torch
 
 from ._lazy import Lazy
+from ._place import Place
 from ._records import CONSUMED, Record, own_grad, set_own_grad
 from ._states import ParameterState, States, parts
 
@@ -159,6 +160,14 @@ def _settled(value: Any) -> Any:
 def closure_of(closure: Any = None) -> Any:
     """The argument of torch's step()."""
     return closure
+
+
+def check_closure(place: Place, arguments: Iterable[Any]) -> None:
+    """Refuse a function among the arguments of a step() that it would run in its turn."""
+    if not place.calls_backward and any(map(callable, arguments)):
+        raise NotImplementedError(
+            f"step(closure) with parameters on {place.device}: a backward pass there runs on a "
+            "thread of autograd, which would wait for the step: call closure() before step()")
 
 
 def _settings(group: Dict[str, Any]) -> Dict[str, Any]:

@@ -218,3 +218,16 @@ for _name, _target_of in {
     _keep_identities(_name, _target_of)
 for _name in ("numpy", "tolist"):
     _tell_reads(_name)
+
+
+def register(module):
+    """Let offload() take models on this device. module: the path of the library's module for
+    CUDA."""
+    from stepwell._enums import Stream
+    from stepwell.torch import _place
+
+    def tensor_of(exporter):
+        stream = current_handle() or Stream.LEGACY
+        return take(exporter.__dlpack__(max_version=(1, 1), stream=stream))
+
+    _place.KINDS["late"] = _place.Kind(module, lambda index: current_handle(), tensor_of, True)

@@ -181,8 +181,11 @@ stw_status Actor::copy_behind(const stw_fetch_request *requests, uint32_t n, stw
     const bool leaves = chance(20);
     if (chance(20)) accept("cancel", stw_operation_cancel(operation), false);
     status = leaves ? STW_ERROR_CANCELLED : STW_PENDING;
-    while (status == STW_PENDING)
-        status = again([&] { return stw_operation_wait(operation, kWaitNs); });
+    while (status == STW_PENDING) {
+        status = stw_operation_wait(operation, kWaitNs);
+        // The wait was interrupted, or the write that left the tensor half written.
+        if (status == STW_ERROR_INTERRUPTED) status = stw_operation_poll(operation);
+    }
     if (status == STW_OK) status = stw_fetch_collect(operation, STW_STREAM_HOST, views, n);
     if (stw_operation_free(operation) < 0) world_.fail("free: %s", stw_last_error());
     return status;

@@ -237,8 +237,8 @@ std::vector<stw_tensor *> OptimizerTable::changed_by(const OptimizerBody &body,
 }
 
 // Nobody reads from now on, at an address, what the step is about to change, except beside a view.
-// Transfers and copies that work there end by themselves, unless the other side of a copy is such an
-// address as well.
+// Transfers and copies that work there end by themselves, unless the other side of a copy is such
+// an address as well.
 void OptimizerTable::await_concealed(const std::vector<stw_tensor *> &changed)
 {
     constexpr uint64_t kLookNs = 1'000'000;  // a fault that begins is no progress

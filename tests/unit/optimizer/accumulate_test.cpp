@@ -110,7 +110,7 @@ TEST(Accumulate, TheFirstSumAsksForRoomAlone)
     EXPECT_EQ(done.calls, 2u);
 }
 
-// Of two threads that found a tensor empty, the second asks for zeros of what the first has written.
+// Of two threads that found a tensor empty, the second asks for zeros after the first has written.
 TEST(Accumulate, ZerosLeaveContentsAsTheyAre)
 {
     World world({});

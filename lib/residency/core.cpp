@@ -317,14 +317,19 @@ uint64_t Core::write_back_all(Commands &out)
     return left;
 }
 
-void Core::forgive()
+void Core::forgive(Commands &out)
 {
-    for (Block &block : blocks_) block.write_failed = false;
+    for (BlockId id = 0; id < blocks_.size(); ++id) {
+        if (!std::exchange(blocks_[id].write_failed, false)) continue;
+        for (PlaceId place = 0; place < places_.count(); ++place)
+            victims_.note_evictable(id, place);
+    }
     for (TensorId id = 0; id < tensors_.size(); ++id) {
         Tensor &tensor = tensors_[id];
         if (tensor.contents == Contents::kValid) tensor.cause = Status();
     }
     write_back_.wake();
+    runner_.advance(out);
 }
 
 uint64_t Core::shrink(PlaceId place, uint32_t blocks, Commands &out)

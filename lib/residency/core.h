@@ -130,7 +130,7 @@ public:
     uint64_t write_back_all(Commands &out);
     // Clears the errors of write-back so far, so that these blocks are tried again; tensors that an
     // update missed can be read as they are.
-    void forgive();
+    void forgive(Commands &out);
 
     // ---- live budgets --------------------------------------------------------------------------
     // OK, or why the place cannot shrink so far: room there is reserved.

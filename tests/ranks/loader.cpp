@@ -242,8 +242,9 @@ void Rank::forgive()
 {
     ++told_;
     journal_.line("rank %u: failed writes are forgiven", number_);
-    core_.forgive();
+    core_.forgive(out_);
     model_.write_failed = false;
+    execute();
 }
 
 void Rank::cancel_some()

@@ -219,8 +219,9 @@ void Program::hint()
 
 void Program::forgive()
 {
-    machine_.core.forgive();
+    machine_.core.forgive(out_);
     for (auto &[id, tensor] : model_.tensors) tensor.missed = false;
+    execute();
 }
 
 // What an update or a reduce does to a tensor it could not complete.

@@ -46,11 +46,14 @@ Status BackgroundErrors::first()
 
 void BackgroundErrors::clear()
 {
-    MutexLock lock(dispatch_.mutex());
-    first_ = Status();
-    by_tensor_.clear();
-    count_.store(0, std::memory_order_relaxed);
-    dispatch_.core.forgive();
+    // Who waits for room that failed writes took gets on.
+    dispatch_.act([this](residency::Core &core, residency::Commands &out)
+                      STW_REQUIRES(runtime_lock) {
+                          first_ = Status();
+                          by_tensor_.clear();
+                          count_.store(0, std::memory_order_relaxed);
+                          core.forgive(out);
+                      });
 }
 
 }  // namespace stepwell

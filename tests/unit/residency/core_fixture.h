@@ -112,6 +112,12 @@ protected:
         for (int i = 0; i < 100000 && !transfers_.empty(); i++) finish_next();
     }
 
+    void forgive()
+    {
+        Commands out;
+        core_->forgive(out);
+        take(out);
+    }
     bool granted(FetchId id) { return granted_.count(id) > 0; }
     stw_status refusal(FetchId id) { return refused_.count(id) > 0 ? refused_[id].code() : STW_OK; }
     void release(FetchId id, bool far = false)

@@ -350,11 +350,29 @@ TEST_F(CoreTest, AFailedWriteBackKeepsTheBytesAndIsReported)
     EXPECT_TRUE(resident(a, kDevice));
     EXPECT_EQ(refusal(next), STW_ERROR_BUDGET);
     EXPECT_THAT(refused_[next].sentence(), HasSubstr("write-back failed"));
-    core_->forgive();
+    forgive();
     const FetchId again = ask(b, Access::kWrite);
     finish_all();
     EXPECT_TRUE(granted(again));
     EXPECT_TRUE(resident(a, kNvme));
+}
+
+TEST_F(CoreTest, WhoWaitsForRoomGetsThatOfForgivenWrites)
+{
+    open(2, 0, 16);
+    create_filled("a", kBlock);
+    const TensorId b = create_filled("b", kBlock);
+    const TensorId c = create("c", kBlock);
+    const FetchId view = ask(b, Access::kRead);
+    const FetchId waits = ask({all_of(c, Access::kWrite)}, kFetchWaitRoom);
+    ASSERT_EQ(transfers_.size(), 1u);
+    finish_next(failure());
+    EXPECT_FALSE(granted(waits));
+    EXPECT_EQ(refusal(waits), STW_OK) << "the view may end";
+    forgive();
+    finish_all();
+    EXPECT_TRUE(granted(waits));
+    release(view);
 }
 
 TEST_F(CoreTest, AFailedReadIsTheFetchesErrorAndTheNextOneTriesAgain)
@@ -595,7 +613,7 @@ TEST_F(CoreTest, WhatAnUpdateMissedIsNotReadUntilForgivenOrWritten)
     EXPECT_EQ(refusal(ask(a, Access::kRead)), STW_ERROR_CHECKSUM);
     EXPECT_FALSE(core_->gate(a, kDevice).try_pin());
     EXPECT_EQ(core_->contents(a), Contents::kValid);
-    core_->forgive();
+    forgive();
     const FetchId old = ask(a, Access::kRead);
     EXPECT_TRUE(granted(old));
     release(old);

@@ -121,8 +121,9 @@ class KernelSteps(Steps):
             records = [record for _, record in due
                        if (self.offload.keep_gradients or record.place is not None) == keep]
             if records:
-                own = [None if grad is None else grad.cpu()
-                       for grad in (record.own_gradient() for record in records)]
+                own = [record.own_gradient() for record in records]
+                if not self.offload.place.lends_gradients:
+                    own = [None if grad is None else grad.cpu() for grad in own]
                 self._lent += [grad for grad in own if grad is not None]
                 self._pending = True
                 self.kernel.step([record.tensor for record in records], verdict=False,

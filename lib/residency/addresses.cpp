@@ -61,8 +61,8 @@ void Addresses::clear(BlockId block, PlaceId place)
 }
 
 // A tensor is unmapped while an update has it, is next for it, or has failed to make it, so that
-// nobody reads old bytes for new ones. Blocks in use by views or transfers follow when these end;
-// views of accesses without a view do not count, as who accesses such memory asks again.
+// no thread reads old bytes for new ones. Blocks that views or transfers use follow when these end.
+// A view that an access without a view left open does not count: the next access faults and waits.
 void Addresses::conceal(TensorId id)
 {
     if (aliases_ == nullptr) return;

@@ -60,8 +60,8 @@ public:
     // What was written under the claim may be read by those who ask for it before the claim ends:
     // up to the next fetch of it under the claim, which waits for their end. No piece is out.
     virtual void lend(ClaimId claim, TensorId tensor) = 0;
-    // The verdict on what was written under these claims is asked for: accesses without a view wait
-    // for it, as nobody would tell them to read again. Also before the tensor is lent.
+    // The verdict on what was written under these claims is asked for. Accesses without a view wait
+    // for it, since a program cannot be told to repeat them. May come before the tensor is lent.
     virtual void judge(const std::vector<std::pair<ClaimId, TensorId>> &written) = 0;
     // The contents cannot be trusted any more: whoever names the tensor is told the cause. Comes
     // after the last release of a piece of it and before the unclaim.

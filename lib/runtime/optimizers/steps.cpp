@@ -125,7 +125,8 @@ Status OptimizerTable::optimizer_step(stw_optimizer *optimizer, const stw_update
         recorder_.add_stall_of(recorder_.current_step(), observe::Stall::kUpdate, residency::kNone,
                                begin, dispatch_.now());
     }
-    if (machine_.touches && !speculates) await_concealed(changed_by(body, tensors, some));
+    if (machine_.touches && !speculates)
+        await_concealed(changed_by(body, tensors, some), options.timeout_ns);
     if (speculates) tell_early(body);
     sleepers_.log_timeout(status);
     if (!status.ok()) return sleepers_.tell_waiting(std::move(status));
@@ -236,16 +237,21 @@ std::vector<stw_tensor *> OptimizerTable::changed_by(const OptimizerBody &body,
     return changed;
 }
 
-// Nobody reads from now on, at an address, what the step is about to change, except beside a view.
-// Transfers and copies that work there end by themselves, unless the other side of a copy is such
-// an address as well.
-void OptimizerTable::await_concealed(const std::vector<stw_tensor *> &changed)
+// What the step is about to change can be read at no address when this returns, except beside a
+// view of the program. Transfers and copies that work there end by themselves. A copy whose other
+// side is such an address is not waited for, as it may wait for the step.
+void OptimizerTable::await_concealed(const std::vector<stw_tensor *> &changed, uint64_t timeout_ns)
 {
     constexpr uint64_t kLookNs = 1'000'000;  // a fault that begins is no progress
+    const residency::Instant begin = dispatch_.now();
+    const residency::Instant deadline = dispatch_.deadline(begin, timeout_ns);
     MutexLock lock(dispatch_.mutex());
+    const auto goes_on = [&]() STW_REQUIRES(runtime_lock) {
+        return machine_.touches->of_copies.load() == 0 && dispatch_.now() < deadline &&
+               dispatch_.interrupted_since(begin).ok();
+    };
     for (const stw_tensor *tensor : changed) {
-        while (dispatch_.core.is_exposed(tensor->id) && !sleepers_.is_viewed(tensor) &&
-               machine_.touches->of_copies.load() == 0)
+        while (dispatch_.core.is_exposed(tensor->id) && !sleepers_.is_viewed(tensor) && goes_on())
             (void)dispatch_.wait_progress(dispatch_.now() + kLookNs);
     }
 }

@@ -97,7 +97,8 @@ private:
     Status check_entry(const OptimizerBody &body, const stw_optimizer_entry &entry) const;
     [[nodiscard]] collective::Range own_part(const stw_optimizer_entry &entry) const;
     void tell_early(OptimizerBody &body);
-    void await_concealed(const std::vector<stw_tensor *> &changed) STW_EXCLUDES(runtime_lock);
+    void await_concealed(const std::vector<stw_tensor *> &changed, uint64_t timeout_ns)
+        STW_EXCLUDES(runtime_lock);
     [[nodiscard]] std::vector<stw_tensor *> changed_by(const OptimizerBody &body,
                                                        std::vector<stw_tensor *> named,
                                                        bool some) const;

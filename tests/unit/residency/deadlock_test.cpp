@@ -86,7 +86,7 @@ TEST_F(DeadlockTest, ATouchGivesWayToNobodyWhoCan)
     const TensorId gone = fill_the_device();
     const FetchId older = sleep(kAnna, gone, Access::kRead);
     sleep(kBo, gone, Access::kRead, kDevice, kFetchWaitRoom | kFetchBesideReaders);
-    EXPECT_EQ(found(), older) << "nobody could be told that the touch was refused";
+    EXPECT_EQ(found(), older) << "the thread that touches has no call that could return an error";
 }
 
 TEST_F(DeadlockTest, ATouchWaitsForAClaimThatReadsAndPassesTheNext)

@@ -38,9 +38,9 @@ typedef struct stw_copy_options {
  * Threads:   any thread.
  * Blocks:    until the copy is done, or the timeout passes; it waits for views of other threads.
  * Errors:    as stw_fetch; UNSUPPORTED (another tier, device or stream than these). On TIMEOUT the
- *            caller's memory is no longer touched. After a write, fill
- *            or reduce that failed half way, reads return its error until all of it is written
- *            again or discarded.
+ *            caller's memory is no longer touched. After a write, fill or reduce that failed half
+ *            way, reads return its error, or IO after a TIMEOUT, INTERRUPTED or CANCELLED, until
+ *            all of it is written again or discarded.
  */
 STW_API stw_status stw_tensor_write(stw_tensor *tensor, const void *source,
                                     const stw_copy_options *options);

@@ -11,6 +11,14 @@ namespace {
 
 constexpr size_t kPackTensorsMax = 4096;
 
+// The end of one call's wait. Whoever repeats a call for it would do so for good if a tensor's
+// contents had this code: they stay lost.
+bool ends_a_wait(stw_status code)
+{
+    return code == STW_ERROR_TIMEOUT || code == STW_ERROR_INTERRUPTED ||
+           code == STW_ERROR_CANCELLED || code == STW_ERROR_BUSY;
+}
+
 }  // namespace
 
 // open: a shared pack, which later tensors may join.
@@ -340,11 +348,12 @@ void Lifetimes::fail(TensorId id, const Status &cause)
     packs_.set_contents(id, Contents::kFailed);
     // Later fetches are refused with this error, which may name another tensor as its cause.
     Tensor &tensor = tensors_[id];
-    tensor.cause = cause;
-    ErrorDetail &detail = tensor.cause.mutable_detail();
+    ErrorDetail detail = cause.detail() ? *cause.detail() : ErrorDetail();
     detail.tensor = tensor.spec.name;
     detail.sentence = format_text("%s was not written to its end: %s",
                                   tensor_text(detail.tensor).c_str(), detail.sentence.c_str());
+    const stw_status code = ends_a_wait(cause.code()) ? STW_ERROR_IO : cause.code();
+    tensor.cause = Status(code, std::move(detail));
     for (PlaceId place = 0; place < places_.count(); ++place) gates_.close(id, place);
 }
 

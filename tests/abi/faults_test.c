@@ -424,6 +424,24 @@ TEST(a_write_that_fails_half_way_is_told_to_readers)
     close_with_errors(runtime);
 }
 
+/* A reader that repeats its call after a TIMEOUT would do so for good. */
+TEST(a_write_that_times_out_half_way_leaves_an_error_of_its_contents)
+{
+    stw_runtime *runtime = machine_open_as(machine_with(each("read", 2, 8, "delay:1000000000")));
+    stw_tensor *tensor = tensor_on_disk(runtime, "torn", ELEMENTS, 0);
+    static float values[ELEMENTS];
+    stw_copy_options options = {.struct_size = sizeof options,
+                                .element_begin = 100,
+                                .element_count = ELEMENTS / 2,
+                                .timeout_ns = 300 * MILLISECOND_NS};
+    fails(stw_tensor_write(tensor, values, &options), STW_ERROR_TIMEOUT, "timed out");
+    fails(stw_tensor_read(tensor, values, NULL), STW_ERROR_IO, "half written");
+    fails(stw_tensor_read(tensor, values, NULL), STW_ERROR_IO, "timed out");
+    tensor_fill_sequence(tensor, ELEMENTS, 3);
+    tensor_expect_sequence(tensor, ELEMENTS, 3);
+    machine_close(runtime);
+}
+
 TEST(a_throttled_disk_shows_as_stall)
 {
     stw_runtime *runtime = machine_open_as(machine_with("throttle_bytes_per_s=4194304"));

@@ -22,6 +22,9 @@ bool Actor::accept(const char *what, stw_status status, bool empty_allowed)
     Counters &counters = world_.counters;
     const bool crowded = world_.features.holds_more || world_.features.budgets;
     if (status == STW_ERROR_INTERRUPTED && world_.features.interrupts) return false;
+    // By a write that an interrupt has ended; its owner writes all of it again.
+    const bool torn = status == STW_ERROR_IO && strstr(stw_last_error(), "half written") != NULL;
+    if (torn && world_.features.interrupts) return false;
     if (status == STW_ERROR_BUSY && crowded) {
         counters.busy.fetch_add(1);
     } else if (status == STW_ERROR_BUDGET && crowded) {

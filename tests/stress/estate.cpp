@@ -183,7 +183,6 @@ stw_status Actor::copy_behind(const stw_fetch_request *requests, uint32_t n, stw
     status = leaves ? STW_ERROR_CANCELLED : STW_PENDING;
     while (status == STW_PENDING) {
         status = stw_operation_wait(operation, kWaitNs);
-        // The wait was interrupted, or the write that left the tensor half written.
         if (status == STW_ERROR_INTERRUPTED) status = stw_operation_poll(operation);
     }
     if (status == STW_OK) status = stw_fetch_collect(operation, STW_STREAM_HOST, views, n);

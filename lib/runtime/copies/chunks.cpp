@@ -71,12 +71,12 @@ bool fill_elements(void *destination, uint32_t dtype, uint64_t count, double val
 // The error of later reads of the tensor, whose contents are partly new.
 Status half_written(const stw_tensor &tensor, const Status &cause)
 {
-    Status status = Status::error(cause.code(),
-                                  "%s was left half written by a call that failed; write "
-                                  "all of it again, or discard it. The cause was: %s",
+    ErrorDetail detail = *cause.detail();
+    detail.tensor = tensor.name;
+    detail.sentence = format_text("%s was left half written by a call that failed; write all of it "
+                                  "again, or discard it. The cause was: %s",
                                   tensor_text(tensor.name).c_str(), cause.sentence());
-    status.mutable_detail().tensor = tensor.name;
-    return status;
+    return {cause.code(), std::move(detail)};
 }
 
 }  // namespace

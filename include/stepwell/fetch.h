@@ -189,8 +189,8 @@ enum { /* advice */
     STW_ADVICE_HOT = 2   /* used continually from now on: evicted last, not written back early */
 };
 STW_API stw_status stw_advise(stw_tensor *const *tensors, uint32_t n, uint32_t advice);
-/* Evict these (n = 0: all) from `tier` now, after writing dirty blocks back. BUSY names the open
- * views. Blocks: until done or timeout_ns. */
+/* Evict these (n = 0: all) from `tier` now, after writing dirty blocks back. What other threads
+ * bring back meanwhile stays. BUSY names the open views. Blocks: until done or timeout_ns. */
 STW_API stw_status stw_evict(stw_runtime *runtime, stw_tensor *const *tensors, uint32_t n,
                              uint32_t tier, uint32_t device, uint64_t timeout_ns);
 

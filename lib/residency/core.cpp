@@ -291,21 +291,34 @@ void Core::tick(Instant now, Commands &out)
     runner_.advance(out);
 }
 
-uint64_t Core::evict(TensorId id, PlaceId place, Commands &out)
+void Core::list_blocks(TensorId id, PlaceId place, std::vector<BlockId> *blocks) const
 {
     const Tensor &tensor = tensors_[id];
+    if (tensor.older != kNone && places_.is_nvme(place)) return;  // to be kept
     const BlockRange range = packs_.blocks_of(tensor, 0, tensor.spec.bytes);
     const BlockId first = packs_[tensor.pack].first;
-    uint64_t left = 0;
+    for (BlockId block = first + range.first; block < first + range.second; ++block)
+        if (blocks_.replica(block, place).slot != kNoSlot) blocks->push_back(block);
+}
+
+// A block that was given up and taken by another tensor meanwhile is evicted in its place.
+void Core::evict(std::vector<BlockId> *blocks, PlaceId place, Commands &out)
+{
     order_.begin_event();
-    for (BlockId block = first + range.first; block < first + range.second; ++block) {
-        if (blocks_.replica(block, place).slot == kNoSlot) continue;
-        if (tensor.older != kNone && places_.is_nvme(place)) continue;  // to be kept
-        evictions_.start(block, place, out);
-        left += blocks_.replica(block, place).slot != kNoSlot;
-    }
+    std::erase_if(*blocks, [&](BlockId block) {
+        const Replica &there = blocks_.replica(block, place);
+        if (there.slot != kNoSlot) evictions_.start(block, place, out);
+        return there.slot == kNoSlot;
+    });
     runner_.advance(out);
-    return left;
+}
+
+uint64_t Core::evict(TensorId id, PlaceId place, Commands &out)
+{
+    std::vector<BlockId> blocks;
+    list_blocks(id, place, &blocks);
+    evict(&blocks, place, out);
+    return blocks.size();
 }
 
 uint64_t Core::write_back_all(Commands &out)

@@ -125,6 +125,11 @@ public:
     // ---- eviction on request -------------------------------------------------------------------
     // Starts what can leave; returns how many blocks of the tensor are still at the place.
     uint64_t evict(TensorId tensor, PlaceId place, Commands &out);
+    // The same for a list of blocks, from which those that have left are erased: what comes back
+    // meanwhile does not prolong an eviction.
+    void evict(std::vector<BlockId> *blocks, PlaceId place, Commands &out);
+    // Adds the blocks of the tensor that are at the place and may leave it.
+    void list_blocks(TensorId tensor, PlaceId place, std::vector<BlockId> *blocks) const;
     // Starts the write-back of every block whose newest bytes are only in memory; returns how many
     // are left.
     uint64_t write_back_all(Commands &out);

@@ -82,6 +82,12 @@ uint32_t Queries::residence(TensorId id) const
     return mask;
 }
 
+TensorId Queries::tensor_in(BlockId block) const
+{
+    const PackId pack = blocks_[block].pack;
+    return packs_[pack].tensors.empty() ? kNone : packs_[pack].tensors[0];
+}
+
 uint64_t Queries::missing_bytes(const Request &request) const
 {
     const Tensor &tensor = tensors_[request.tensor];

@@ -84,6 +84,8 @@ public:
     {
         return tensors_.gate(tensor, place);
     }
+    // A tensor that lies in the block; kNone: nobody has it any more.
+    [[nodiscard]] TensorId tensor_in(BlockId block) const;
     [[nodiscard]] const TensorSpec &spec(TensorId tensor) const { return tensors_[tensor].spec; }
     [[nodiscard]] Contents contents(TensorId tensor) const { return tensors_[tensor].contents; }
     [[nodiscard]] uint64_t version(TensorId tensor) const { return tensors_[tensor].version; }

@@ -23,6 +23,7 @@
 #include "lib/runtime/views/streams.h"
 #include "lib/support/assert.h"
 
+#include <algorithm>
 #include <new>
 #include <unordered_set>
 
@@ -311,43 +312,56 @@ Status Fetches::prefetch(const std::vector<RequestedRange> &ranges)
     return {};
 }
 
+// Each once, of these tensors or of all (n = 0), as of now.
+void Fetches::list_blocks(stw_tensor *const *tensors, uint32_t n, PlaceId place,
+                          std::vector<residency::BlockId> *blocks) const
+{
+    {
+        MutexLock lock(dispatch_.mutex());
+        const Core &core = dispatch_.core;
+        for (uint32_t i = 0; i < n; ++i) core.list_blocks(tensors[i]->id, place, blocks);
+        for (stw_tensor *at = n == 0 ? handles_.first() : nullptr; at; at = at->notes.next)
+            core.list_blocks(at->id, place, blocks);
+    }
+    std::sort(blocks->begin(), blocks->end());
+    blocks->erase(std::unique(blocks->begin(), blocks->end()), blocks->end());
+}
+
+std::string Fetches::name_at(residency::BlockId block) const
+{
+    const residency::TensorId tensor = dispatch_.core.tensor_in(block);
+    return tensor == residency::kNone ? std::string() : dispatch_.core.spec(tensor).name;
+}
+
 Status Fetches::evict(stw_tensor *const *tensors, uint32_t n, PlaceId place, uint64_t timeout_ns)
 {
     dispatch_.give_way();
     const PlanPause pause(prefetcher_);  // the prefetcher might bring back what is evicted
     const residency::Instant begin = dispatch_.now();
     const residency::Instant deadline = dispatch_.deadline(begin, timeout_ns);
-    std::vector<stw_tensor *> wanted(tensors, tensors + n);
+    std::vector<residency::BlockId> left;
+    list_blocks(tensors, n, place, &left);
     for (;;) {
-        uint64_t left = 0;
         uint64_t seen = 0;
         bool moves = false;
         std::string stays;
         dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
             recorder_.drain_hits();
-            if (n == 0) {
-                wanted.clear();
-                for (stw_tensor *at = handles_.first(); at; at = at->notes.next) {
-                    wanted.push_back(at);
-                }
-            }
-            for (stw_tensor *tensor : wanted) {
-                const uint64_t blocks = core.evict(tensor->id, place, out);
-                if (blocks > 0) stays = tensor->name;
-                left += blocks;
-            }
+            core.evict(&left, place, out);
+            if (!left.empty()) stays = name_at(left.back());
             moves = core.transfers_in_flight() > 0 || machine_.pipeline->stats().jobs > 0;
             seen = dispatch_.progress() + 1;  // this event counts as progress
         });
-        if (left == 0) return {};
+        if (left.empty()) return {};
+        if (machine_.touches && machine_.touches->any()) dispatch_.give_way();
         if (!moves && dispatch_.now() < deadline && machine_.touches &&
             machine_.touches->clear_way())
             continue;
         if (!moves) {
             return Status::error(STW_ERROR_BUSY,
-                                 "%llu blocks cannot leave the tier; %s has open views "
+                                 "%zu blocks cannot leave the tier; %s has open views "
                                  "there, or no other tier may take it",
-                                 static_cast<unsigned long long>(left), tensor_text(stays).c_str());
+                                 left.size(), tensor_text(stays).c_str());
         }
         MutexLock lock(dispatch_.mutex());
         while (dispatch_.progress() == seen) {
@@ -355,8 +369,8 @@ Status Fetches::evict(stw_tensor *const *tensors, uint32_t n, PlaceId place, uin
             if (dispatch_.wait_progress(deadline)) continue;
             lock.unlock();
             Status status = Status::error(
-                STW_ERROR_TIMEOUT, "%llu blocks were still in the tier when the timeout passed",
-                static_cast<unsigned long long>(left));
+                STW_ERROR_TIMEOUT, "%zu blocks were still in the tier when the timeout passed",
+                left.size());
             sleepers_.log_timeout(status);
             return status;
         }

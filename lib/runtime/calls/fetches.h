@@ -61,6 +61,9 @@ public:
     void answered(Waiter &waiter) override STW_REQUIRES(runtime_lock);
 
 private:
+    void list_blocks(stw_tensor *const *tensors, uint32_t n, residency::PlaceId place,
+                     std::vector<residency::BlockId> *blocks) const;
+    [[nodiscard]] std::string name_at(residency::BlockId block) const STW_REQUIRES(runtime_lock);
     bool ask_privately(residency::Refused &refused, Commands &out) STW_REQUIRES(runtime_lock);
     residency::FetchAsked asked_of(const Waiter &waiter) const;
     void ask(Waiter &waiter, Commands &out) STW_REQUIRES(runtime_lock);

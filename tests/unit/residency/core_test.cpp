@@ -740,5 +740,36 @@ TEST_F(CoreTest, WorkOfTheCpuIsRefusedWhereItReachesNoTier)
     EXPECT_NE(std::string(refused_[id].sentence()).find("host_bytes"), std::string::npos);
 }
 
+// Others bring back what has left: an eviction that waited for all of it to be away at once would
+// end when they do.
+TEST_F(CoreTest, WhatComesBackDoesNotProlongAnEviction)
+{
+    open(4, 0, 16);
+    const TensorId a = create_filled("a", kBlock);
+    const TensorId b = create_filled("b", kBlock);
+    const FetchId view = ask(b, Access::kRead);
+    std::vector<BlockId> left;
+    core_->list_blocks(a, kDevice, &left);
+    core_->list_blocks(b, kDevice, &left);
+    ASSERT_EQ(left.size(), 2u);
+    const auto evict_them = [&] {
+        Commands out;
+        core_->evict(&left, kDevice, out);
+        take(out);
+        finish_all();
+    };
+    evict_them();
+    evict_them();
+    EXPECT_EQ(left.size(), 1u);
+    const FetchId again = ask(a, Access::kRead);
+    finish_all();
+    EXPECT_TRUE(granted(again));
+    release(view);
+    evict_them();
+    evict_them();
+    EXPECT_TRUE(left.empty());
+    EXPECT_TRUE(resident(a, kDevice));
+}
+
 }  // namespace
 }  // namespace stepwell::residency

@@ -50,14 +50,15 @@ enum { /* stw_tensor_spec.flags */
     STW_TENSOR_ZERO = 2,     /* reads as zeros until written (else EMPTY); costs no bytes */
     STW_TENSOR_READ_ONLY = 4, /* frozen, see stw_tensor_freeze: written only by stw_tensor_write */
     STW_TENSOR_FIXED_ADDRESS = 8, /* one address at each device for life, see stw_tensor_address;
-                                     on `cpu` every tensor has one. It has its own blocks. INVALID
-                                     for a tensor sharded over ranks if a device's memory does not
-                                     move; UNSUPPORTED if a device has no fixed addresses. On `cuda`
-                                     with arena=permanent it is fetched only as a whole, and INVALID
-                                     if the device's memory is registered with ranks */
-    STW_TENSOR_NO_ADDRESS = 16 /* stw_tensor_address is UNSUPPORTED: with STW_RUNTIME_FAULT_IN its
-                                  memory is not protected between views, which saves a system
-                                  call for each block of a write */
+                                     on `cpu` every tensor has one. INVALID for a tensor sharded
+                                     over ranks if a device's memory does not move; UNSUPPORTED if a
+                                     device has no fixed addresses. On `cuda` with arena=permanent
+                                     it is fetched only as a whole if it has several blocks, and
+                                     INVALID if the device's memory is registered with ranks */
+    STW_TENSOR_NO_ADDRESS = 16, /* stw_tensor_address is UNSUPPORTED: with STW_RUNTIME_FAULT_IN its
+                                   memory is not protected between views, which saves a system
+                                   call for each block of a write */
+    STW_TENSOR_OWN_BLOCKS = 32  /* it shares its blocks with no other tensor, however small it is */
 };
 
 typedef struct stw_tensor_spec {
@@ -177,8 +178,8 @@ STW_API stw_status stw_tensor_discard(stw_tensor *const *tensors, uint32_t n);
  * fetch is a background error, and the signal is passed to the previous handler; so it is where
  * one instruction needs more tensors than the budget holds at once. System calls are
  * not served (EFAULT), nor are forked children. A tensor that is smaller than a block and not
- * STW_TENSOR_FIXED_ADDRESS shares its block, and can be read and written without a fault while
- * another one of the block can, also in the middle of an update.
+ * STW_TENSOR_OWN_BLOCKS shares its block, and can be read and written without a fault while another
+ * one of the block can, also in the middle of an update.
  *
  * Ownership: none.  Threads: any thread.  Blocks: never.
  * Errors:    INVALID, UNSUPPORTED (a device without virtual memory management, or one that gives

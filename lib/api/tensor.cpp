@@ -29,7 +29,8 @@ Status check_spec(const stw_tensor_spec &from)
     const char *name = spec.name ? spec.name : "";
     STW_TRY(check_flags(spec.flags,
                         STW_TENSOR_DURABLE | STW_TENSOR_ZERO | STW_TENSOR_READ_ONLY |
-                            STW_TENSOR_FIXED_ADDRESS | STW_TENSOR_NO_ADDRESS,
+                            STW_TENSOR_FIXED_ADDRESS | STW_TENSOR_NO_ADDRESS |
+                            STW_TENSOR_OWN_BLOCKS,
                         "spec.flags"));
     constexpr uint32_t kContrary = STW_TENSOR_FIXED_ADDRESS | STW_TENSOR_NO_ADDRESS;
     if ((spec.flags & kContrary) == kContrary) {

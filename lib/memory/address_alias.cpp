@@ -61,7 +61,7 @@ bool AddressAlias::is_mapped_to(uint32_t index, SlotRange slots) const
     return true;
 }
 
-// The driver unmaps other runs when it maps the run that has the tensor's block 0 at slot `zero`.
+// The driver unmaps other runs when it maps the run that has the pack's block 0 at slot `zero`.
 void AddressAlias::forget_other_runs(Slot zero)
 {
     for (uint32_t block = 0; block < blocks_; ++block)

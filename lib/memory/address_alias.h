@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fixed address of a tensor at a device whose blocks do not move: the tensor's blocks are
+// The fixed address of a pack of tensors at a device whose blocks do not move: its blocks are
 // mapped at that address in addition to the arena, and views use it. A mapping stays until the
-// tensor is in other slots, so a tensor that returns to the same slots needs no driver call.
-// Meanwhile another tensor's bytes may be mapped there, which is harmless without a view.
+// pack is in other slots, so a pack that returns to the same slots needs no driver call. Meanwhile
+// another pack's bytes may be mapped there, which is harmless without a view.
 #pragma once
 
 #include "lib/memory/slot_memory.h"
@@ -25,7 +25,7 @@ struct AliasTotals {
 class AddressAlias {
 public:
     // `ops` have STW_MEMORY_CAN_ALIAS and STW_MEMORY_STREAMS; all of it is borrowed.
-    // `as_runs`: all mapped blocks of the tensor are one run, see STW_MEMORY_ALIASES_RUNS.
+    // `as_runs`: all mapped blocks of the pack are one run, see STW_MEMORY_ALIASES_RUNS.
     AddressAlias(const stw_memory_ops *ops, stw_memory *memory, DeviceStreams *streams,
                  const SlotMemory *slots, uint64_t block_bytes, bool as_runs, AliasTotals *totals);
     AddressAlias(const AddressAlias &) = delete;
@@ -44,7 +44,9 @@ public:
     [[nodiscard]] uint32_t blocks() const { return blocks_; }
     [[nodiscard]] DeviceStreams::Users &users() { return users_; }
 
-    // Whether the tensor's blocks from `index` on are mapped to these slots.
+    // Whether a tensor of the pack, or a part of one, can be seen there.
+    [[nodiscard]] bool shows(bool whole) const { return whole || !as_runs_ || blocks_ == 1; }
+    // Whether the blocks from `index` on are mapped to these slots.
     [[nodiscard]] bool is_mapped_to(uint32_t index, SlotRange slots) const;
     // Maps them. Waits for work that uses earlier mappings of the address. MEMORY, DEVICE.
     Status map(uint32_t index, SlotRange slots);

@@ -486,22 +486,19 @@ TEST(fixed_addresses_are_found_again_with_faults_and_without)
     }
 }
 
-/* As a store has it that is from before all tensors with fixed addresses had their own blocks. */
-TEST(a_fixed_address_in_a_shared_block_is_found_again_where_it_needs_none)
+TEST(a_tensor_in_a_shared_block_may_get_a_fixed_address_and_no_own_blocks)
 {
     stw_tensor_spec spec = spec_f32("b", SMALL);
     stw_tensor *tensor = NULL;
     stw_runtime *runtime = make();
-    machine wanted = machine_kept(STW_RUNTIME_RESUME | STW_RUNTIME_FAULT_IN);
     tensor_fill_sequence(durable(runtime, "a", SMALL), SMALL, 1);
     tensor_fill_sequence(durable(runtime, "b", SMALL), SMALL, 2);
     commit(runtime);
     machine_close(runtime);
-    spec.flags = STW_TENSOR_DURABLE | STW_TENSOR_FIXED_ADDRESS;
-    runtime = machine_open(&wanted);
+    runtime = machine_open_as(machine_kept(STW_RUNTIME_RESUME | STW_RUNTIME_FAULT_IN));
+    spec.flags = STW_TENSOR_DURABLE | STW_TENSOR_OWN_BLOCKS;
     fails(stw_tensor_create(runtime, &spec, 1, &tensor), STW_ERROR_MISMATCH, "'b' shared a block");
-    machine_close(runtime);
-    runtime = resume();
+    spec.flags = STW_TENSOR_DURABLE | STW_TENSOR_FIXED_ADDRESS;
     tensor_expect_sequence(tensor_make(runtime, &spec), SMALL, 2);
     tensor_expect_sequence(durable(runtime, "a", SMALL), SMALL, 1);
     machine_close(runtime);

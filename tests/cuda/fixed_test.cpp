@@ -131,6 +131,51 @@ TEST_F(CudaFixed, ATensorIsMappedAsOneRange)
     end_streams();
 }
 
+TEST_F(CudaFixed, SmallTensorsShareABlockAndItsMapping)
+{
+    constexpr uint32_t kTensors = 100;
+    open("delay_us=100,seed=6", 4, 24);
+    std::vector<stw_tensor *> tensors;
+    for (uint32_t i = 0; i < kTensors; ++i) {
+        const std::string name = "t" + std::to_string(i);
+        // Each tenth has no address, and lies among the others.
+        tensors.push_back(i % 10 == 9 ? make(name.c_str(), 1000) : make_fixed(name.c_str(), 1000));
+    }
+    stw_double_calls_reset();
+    for (uint32_t i = 0; i < kTensors; ++i) {
+        use(tensors[i], streams_[i % kStreams], 0, i + 1, true);
+        if (i % 10 == 9) continue;
+        EXPECT_LT(address_of(tensors[i]) - address_of(tensors[0]), kBlock);
+        EXPECT_NE(address_of(tensors[i]), address_of(tensors[(i + 1) % 9]));
+    }
+    EXPECT_EQ(stw_double_calls("cuMemMap"), 1u);
+    stw_tier_stats stats = STW_TIER_STATS_INIT;
+    ASSERT_OK(stw_tier_stats_get(runtime_, STW_TIER_DEVICE, 0, &stats));
+    EXPECT_EQ(stats.used_bytes, kBlock);
+    // In another slot all of them are seen with one call more.
+    ASSERT_OK(stw_evict(runtime_, nullptr, 0, STW_TIER_DEVICE, 0, 0));
+    stw_tensor *other = make("other", 2 * kElements);
+    use(other, streams_[0], 0, 1, true);
+    stw_view views[2];
+    ASSERT_OK(fetch(other, STW_READ, streams_[0], &views[0]));
+    stw_double_calls_reset();
+    // One of them is used while others come, go and are destroyed.
+    ASSERT_OK(fetch(tensors[1], STW_READ, streams_[1], &views[1]));
+    stw_double_hold(streams_[1]);
+    enqueue(views[1], streams_[1], 2, 0, false);
+    for (uint32_t i = 2; i < kTensors; ++i) use(tensors[i], streams_[2], i + 1, i + 2, true);
+    ASSERT_OK(stw_tensor_destroy(&tensors[0], 1));
+    EXPECT_LE(stw_double_calls("cuMemMap"), 1u);
+    stw_double_let_go(streams_[1], 0);
+    ASSERT_OK(stw_release(&views[1], 1, streams_[1], 0));
+    ASSERT_OK(stw_release(&views[0], 1, streams_[0], 0));
+    expect_all(tensors[1], 1000, 2);
+    for (uint32_t i = 2; i < kTensors; ++i) expect_all(tensors[i], 1000, i + 2);
+    stw_tensor *alone = make("alone", 1000, STW_TENSOR_FIXED_ADDRESS | STW_TENSOR_OWN_BLOCKS);
+    EXPECT_GE(address_of(alone) - address_of(tensors[1]), kBlock - 1000 * 4);
+    end_streams();
+}
+
 // A part of the tensor is used at its address while another part comes beside it.
 TEST_F(CudaFixed, WhatIsUsedStaysWhereItIsSeen)
 {

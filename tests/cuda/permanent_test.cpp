@@ -121,6 +121,16 @@ TEST_F(CudaPermanent, AViewOfAPartIsRefused)
     expect_all(tensor, 10 * kElements, 4);
     use(tensor, streams_[1], 4, 6, true);
     expect_all(tensor, 10 * kElements, 6);
+    // What lies in one block is seen in parts too.
+    stw_tensor *small = make_fixed("small", 1000);
+    use(small, streams_[0], 0, 3, true);
+    request.tensor = small;
+    request.element_begin = 400;
+    request.element_count = 100;
+    ASSERT_OK(stw_fetch(runtime_, &options, &request, 1, &view));
+    EXPECT_EQ(reinterpret_cast<uint64_t>(view.pointer), address_of(small) + 1600);
+    enqueue(view, streams_[0], 3, 0, false);
+    ASSERT_OK(stw_release(&view, 1, streams_[0], 0));
     end_streams();
 }
 

@@ -233,7 +233,7 @@ class Program:
         tensor = ModelTensor(TensorSpec(
             elements, dtype, f"t{self.made}", role, policy=policy, durable=durable,
             neighbour=self.random.choice([0, 0, self.made]),
-            fixed_address=address < 0.6, no_address=0.6 <= address < 0.8))
+            own_blocks=address < 0.6, no_address=0.6 <= address < 0.8))
         tensor.tensor, = self.runtime.create_many([tensor.spec])
         self.tensors.append(tensor)
         return tensor
@@ -286,7 +286,7 @@ class Program:
         """What is at an address, without a view. It is promised to be no update half done where the
         tensor shares its blocks with nobody."""
         tensor = self.pick(lambda at: self.fault_in and at.values is not None and (
-            at.spec.fixed_address or at.values.nbytes >= BLOCK and not at.spec.no_address))
+            at.spec.own_blocks or at.values.nbytes >= BLOCK and not at.spec.no_address))
         if tensor is None:
             return
         bytes_there = (ctypes.c_uint8 * tensor.values.nbytes).from_address(

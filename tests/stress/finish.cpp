@@ -23,7 +23,7 @@ void World::keep(stw_tensor *tensor, const std::string &name, uint64_t elements,
 
 void World::keep_owned(const Owned &owned, uint32_t role)
 {
-    const uint32_t flags = owned.address ? STW_TENSOR_FIXED_ADDRESS : 0;
+    const uint32_t flags = owned.address ? STW_TENSOR_OWN_BLOCKS : 0;
     keep(owned.tensor, owned.name, owned.elements, role, flags);
     const std::vector<float> &values = kept_.back().values;
     const auto expected = static_cast<float>(owned.floor.load());
@@ -34,7 +34,7 @@ void World::keep_owned(const Owned &owned, uint32_t role)
 
 void World::keep_board(const Board &board)
 {
-    keep(board.tensor, board.name, board.elements, STW_ROLE_OTHER, STW_TENSOR_FIXED_ADDRESS);
+    keep(board.tensor, board.name, board.elements, STW_ROLE_OTHER, STW_TENSOR_OWN_BLOCKS);
     const std::vector<float> &values = kept_.back().values;
     for (uint32_t part = 0; part < actors && !values.empty(); ++part) {
         const auto expected = static_cast<float>(board.parts[part].floor.load());

@@ -137,7 +137,7 @@ Owned *World::make_owned(const std::string &name, uint64_t elements, uint32_t ro
     uint32_t flags = setup.store && role != STW_ROLE_GRAD ? STW_TENSOR_DURABLE : 0;
     // What shares a block is touched beside others of it, also before its update.
     const bool touched = setup.boards && role == STW_ROLE_PARAM;
-    if (touched) flags |= STW_TENSOR_FIXED_ADDRESS;
+    if (touched) flags |= STW_TENSOR_OWN_BLOCKS;
     owned->tensor = make_tensor(name, elements, role, flags);
     if (touched) owned->address = address_of(owned->tensor);
     return owned;
@@ -153,7 +153,7 @@ float *World::address_of(stw_tensor *tensor)
 
 void World::make_board(Board &board)
 {
-    const uint32_t flags = STW_TENSOR_FIXED_ADDRESS | (setup.store ? STW_TENSOR_DURABLE : 0);
+    const uint32_t flags = STW_TENSOR_OWN_BLOCKS | (setup.store ? STW_TENSOR_DURABLE : 0);
     board.tensor = make_tensor(board.name, board.elements, STW_ROLE_OTHER, flags);
     board.address = address_of(board.tensor);
     for (Board::Part &part : board.parts) part.floor = 0, part.ceiling = 0;

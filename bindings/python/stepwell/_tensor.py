@@ -70,6 +70,7 @@ class TensorSpec:
     fixed_address: bool = False  # one address at each device for its lifetime
     no_address: bool = False  # address() is refused; with fault_in its writes cost less
     durable: bool = False  # part of generations, found again by its name
+    own_blocks: bool = False  # it shares no block with others, however small it is
 
     def _fill(self, spec: _abi.stw_tensor_spec, keep: List[Any]) -> None:
         spec.struct_size = ctypes.sizeof(spec)
@@ -78,6 +79,7 @@ class TensorSpec:
         spec.flags |= _abi.STW_TENSOR_FIXED_ADDRESS * self.fixed_address
         spec.flags |= _abi.STW_TENSOR_NO_ADDRESS * self.no_address
         spec.flags |= _abi.STW_TENSOR_DURABLE * self.durable
+        spec.flags |= _abi.STW_TENSOR_OWN_BLOCKS * self.own_blocks
         spec.name = None if self.name is None else self.name.encode()
         spec.role = number(Role, self.role)
         spec.dtype = dtype_of(self.dtype)

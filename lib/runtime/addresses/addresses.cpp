@@ -36,7 +36,18 @@ void *AddressTable::piece_pointer(const residency::Grant &grant, const update::P
            dispatch_.core.pack_offset(piece.tensor) + piece.byte_begin;
 }
 
-Status AddressTable::show_pack(TensorId id, stw_tensor *handle, PlaceId place)
+// All tensors of a pack that have a fixed address have the pack's.
+Status AddressTable::show_tensor(TensorId id, stw_tensor *handle, PlaceId place)
+{
+    std::unique_ptr<memory::AddressAlias> &shown = packs_[dispatch_.core.pack_of(id)].shown[place];
+    if (!shown) STW_TRY(show_pack(id, place, &shown));
+    handle->shown[place] = shown.get();
+    handle->addresses[place] = shown->address() + dispatch_.core.pack_offset(id);
+    return {};
+}
+
+Status AddressTable::show_pack(TensorId id, PlaceId place,
+                               std::unique_ptr<memory::AddressAlias> *shown_out)
 try {
     const memory::Tier &at = machine_.tiers[place];
     const uint32_t blocks = dispatch_.core.pack_blocks(id);
@@ -54,9 +65,7 @@ try {
                                  : stw_status_string(code));
     }
     shown_bytes_ += bytes;
-    handle->shown[place] = shown.get();
-    handle->addresses[place] = shown->address();
-    packs_[dispatch_.core.pack_of(id)].shown[place] = std::move(shown);
+    *shown_out = std::move(shown);
     return {};
 } catch (const std::bad_alloc &) {
     return Status::error(STW_ERROR_MEMORY, "no memory for the address of a tensor");
@@ -78,7 +87,7 @@ Status AddressTable::address_pack(TensorId id, stw_tensor *handle)
             handle->addresses[place] = nullptr;
         }
         if (handle && at.memory && at.aliases && (handle->flags & STW_TENSOR_FIXED_ADDRESS))
-            STW_TRY(show_pack(id, handle, place));
+            STW_TRY(show_tensor(id, handle, place));
         if (!at.memory || !at.maps) continue;
         if (!addresses.at[place]) {
             const stw_status code = at.ops->reserve_address(at.memory, bytes, &addresses.at[place]);
@@ -132,10 +141,9 @@ void AddressTable::close()
 // as one run, which only the library itself asks for.
 memory::AddressAlias *AddressTable::shown_of(const RequestedRange &range, PlaceId place) const
 {
-    const memory::Tier &at = machine_.tiers[place];
-    if (!at.aliases || range.scratch != residency::kNone) return nullptr;
-    const bool part = at.aliases_runs && range.byte_count != range.tensor->bytes;
-    return part ? nullptr : range.tensor->shown[place];
+    if (!machine_.tiers[place].aliases || range.scratch != residency::kNone) return nullptr;
+    memory::AddressAlias *shown = range.tensor->shown[place];
+    return shown && shown->shows(range.byte_count == range.tensor->bytes) ? shown : nullptr;
 }
 
 char *AddressTable::pointer_of(PlaceId place, residency::Slot slot,

@@ -61,12 +61,14 @@ public:
 private:
     [[nodiscard]] bool is_at_address(residency::PlaceId place, residency::BlockId block) const
         STW_REQUIRES(runtime_lock);
-    Status show_pack(residency::TensorId tensor, stw_tensor *handle, residency::PlaceId place)
+    Status show_tensor(residency::TensorId tensor, stw_tensor *handle, residency::PlaceId place)
         STW_REQUIRES(runtime_lock);
+    Status show_pack(residency::TensorId tensor, residency::PlaceId place,
+                     std::unique_ptr<memory::AddressAlias> *shown_out) STW_REQUIRES(runtime_lock);
 
     std::vector<PackAddresses> packs_ STW_GUARDED_BY(runtime_lock);
     uint64_t shown_bytes_ STW_GUARDED_BY(runtime_lock) =
-        0;  // aliases of tensors with a fixed address
+        0;  // aliases of packs with a fixed address
 };
 
 }  // namespace stepwell

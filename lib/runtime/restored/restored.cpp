@@ -285,16 +285,6 @@ Status RestoredTensors::check_restored(const store::StoredTensor &there, const s
                          tensor_text(there.name).c_str(), words.c_str(), there.words.c_str());
 }
 
-// A tensor that shared a block may go on with it where a fixed address needs no memory of its own:
-// the store is from before such tensors had blocks of their own, or it had no fixed address then.
-bool RestoredTensors::must_be_alone(const residency::TensorSpec &wanted) const
-{
-    if (wanted.policy.retention == residency::Retention::kPin) return true;
-    return wanted.no_packing &&
-           (machine_.touches || std::any_of(machine_.tiers.begin(), machine_.tiers.end(),
-                                            [](const memory::Tier &at) { return at.aliases; }));
-}
-
 // Creates the core's tensor over the blocks that it had.
 Result<TensorId> RestoredTensors::restore_tensor(const residency::TensorSpec &wanted,
                                                  const store::StoredTensor &there)
@@ -314,11 +304,12 @@ Result<TensorId> RestoredTensors::restore_tensor(const residency::TensorSpec &wa
                              tensor_text(there.name).c_str(), there.blocks.size(), there.offset,
                              wanted.bytes);
     }
-    if (stored.shares && must_be_alone(wanted)) {
+    if (stored.shares &&
+        (wanted.no_packing || wanted.policy.retention == residency::Retention::kPin)) {
         return Status::error(STW_ERROR_MISMATCH,
                              "%s shared a block with others when it was committed, and is now "
-                             "created with a fixed address or STW_RETAIN_PIN, for which it needs "
-                             "blocks of its own; create it with the same options as before",
+                             "created with STW_TENSOR_OWN_BLOCKS or STW_RETAIN_PIN, for which it "
+                             "needs blocks of its own; create it with the same options as before",
                              tensor_text(there.name).c_str());
     }
     if (there.offset % wanted.align_bytes != 0) {

@@ -41,7 +41,6 @@ private:
     [[nodiscard]] const store::StoredTensor *find_restored(const std::string &name) const
         STW_REQUIRES(runtime_lock);
     static Status check_restored(const store::StoredTensor &there, const std::string &words);
-    [[nodiscard]] bool must_be_alone(const residency::TensorSpec &wanted) const;
     Result<residency::TensorId> restore_tensor(const residency::TensorSpec &wanted,
                                                const store::StoredTensor &there)
         STW_REQUIRES(runtime_lock);

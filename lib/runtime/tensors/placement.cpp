@@ -3,6 +3,7 @@
 // places of the core.
 #include "lib/runtime/tensors/placement.h"
 
+#include "lib/memory/address_alias.h"
 #include "lib/report/report.h"
 #include "lib/residency/core.h"
 #include "lib/runtime/dispatch/snapshot.h"
@@ -97,7 +98,8 @@ Status Placement::check_places(const FetchPlan &plan) const
     for (const RequestedRange &range : plan.ranges) {
         const memory::Tier &at = machine_.tiers[range.place];
         const bool part = range.byte_count != range.tensor->bytes && range.access != STW_REDUCE;
-        if (part && at.aliases_runs && range.tensor->shown[range.place]) {
+        const memory::AddressAlias *shown = at.aliases ? range.tensor->shown[range.place] : nullptr;
+        if (part && shown && !shown->shows(false)) {
             return Status::error(
                 STW_ERROR_INVALID,
                 "%s has a fixed address, at which the memory of device %u is "

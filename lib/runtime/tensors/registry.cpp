@@ -211,10 +211,8 @@ Status TensorRegistry::fill_spec(const stw_tensor_spec &spec, const Sharding *sh
     wanted->reads_zero = (spec.flags & STW_TENSOR_ZERO) != 0 || elements == 0;
     wanted->read_only = (spec.flags & STW_TENSOR_READ_ONLY) != 0;
     wanted->guarded = (spec.flags & STW_TENSOR_NO_ADDRESS) == 0;
-    if (spec.flags & STW_TENSOR_FIXED_ADDRESS) {
-        STW_TRY(check_fixed_address(spec, sharding));
-        wanted->no_packing = true;  // whatever drivers and flags a store is opened with next time
-    }
+    wanted->no_packing = (spec.flags & STW_TENSOR_OWN_BLOCKS) != 0;
+    if (spec.flags & STW_TENSOR_FIXED_ADDRESS) STW_TRY(check_fixed_address(spec, sharding));
     STW_TRY(placement_.to_policy(spec.policy, spec.role, &wanted->policy));
     STW_TRY(restored_.check_durable(spec, wanted->policy));
     wanted->durable = (spec.flags & STW_TENSOR_DURABLE) != 0;

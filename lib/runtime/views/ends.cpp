@@ -3,6 +3,7 @@
 // core what became of the bytes.
 #include "lib/runtime/views/ends.h"
 
+#include "lib/memory/address_alias.h"
 #include "lib/residency/core.h"
 #include "lib/runtime/addresses/addresses.h"
 #include "lib/runtime/dispatch/snapshot.h"
@@ -60,10 +61,10 @@ Status ViewEnds::release(stw_view *views, uint32_t n, void *stream, ReleaseHint 
     if (!at.streams || slot.byte_count == 0) return;
     const stw_tensor *tensor = slot.tensor;
     const bool seen = at.aliases && slot.scratch == residency::kNone;
-    const bool part = at.aliases_runs && slot.byte_count != tensor->bytes;
-    memory::AddressAlias *shown = seen && !part ? tensor->shown[slot.place] : nullptr;
+    memory::AddressAlias *shown = seen ? tensor->shown[slot.place] : nullptr;
+    const bool there = shown && shown->shows(slot.byte_count == tensor->bytes);
     at.streams->end(stream, streams_.slots_of(slot), slot.access != STW_READ,
-                    shown ? &shown->users() : nullptr);
+                    there ? &shown->users() : nullptr);
 }
 
 // For a READ view that is pinned by its gate: takes no lock unless the core has to be notified.

@@ -166,7 +166,7 @@ bool StreamOrder::is_ordered(uint32_t index, const RequestedRange &range,
     views_.slot(index).first_slot = slots.first;
     if (place.aliases) {
         const memory::AddressAlias *shown = range.tensor->shown[range.place];
-        if (shown && place.aliases_runs && range.byte_count != range.tensor->bytes) return false;
+        if (shown && !shown->shows(range.byte_count == range.tensor->bytes)) return false;
         const auto block = static_cast<uint32_t>(range.byte_begin / machine_.block_bytes);
         if (shown && !shown->is_mapped_to(block, slots)) return false;
     }

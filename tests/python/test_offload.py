@@ -772,7 +772,7 @@ class Offload(unittest.TestCase):
                     nn.Linear(4, 4), torch.optim.SGD([nn.Parameter(torch.zeros(3))]))
             refused(TypeError, "LBFGS", *(lambda m: (m, torch.optim.LBFGS(m.parameters())))(
                 nn.Linear(4, 4)))
-            refused(stepwell.BudgetError, r"module '1' \(Conv2d\) are \d+ bytes",
+            refused(stepwell.BudgetError, r"module '1' \(Conv2d\) take \d+ bytes",
                     nn.Sequential(nn.Linear(8, 8), nn.Conv2d(1024, 1024, 1)))
             sparse = nn.Embedding(10, 8, sparse=True)
             offload(sparse, torch.optim.SGD(sparse.parameters(), 0.1), 24, directory)

@@ -513,7 +513,7 @@ class Refusals(Tiles):
 
     def test_what_tiles_cannot_be_made_of_is_refused_by_name(self):
         budget = stepwell.BudgetError
-        self.refused(budget, r"module '0' \(Conv2d\) are 1048576 bytes .* budget of 786432 bytes "
+        self.refused(budget, r"module '0' \(Conv2d\) take 1048576 bytes .* budget of 786432 bytes "
                      ".* only the weight of a Linear, an Embedding or a Conv1D",
                      nn.Sequential(nn.Conv2d(512, 512, 1, bias=False)))
         self.refused(budget, "module 'MultiheadAttention' .*without its module being called",
@@ -533,7 +533,7 @@ class Refusals(Tiles):
         self.refused(budget, "its weight has hooks", hooked)
         self.refused(budget, "'weight' of 2000000 bytes .* one row of 1000000 bytes",
                      nn.Linear(250000, 2))
-        self.refused(budget, r"module '1' \(Linear\) are 1000000 bytes .* in tiles already",
+        self.refused(budget, r"module '1' \(Linear\) take 1048576 bytes .* in tiles already",
                      nn.Sequential(nn.Linear(3, 3), nn.Linear(4, 250000)))
 
     def test_tiles_smaller_than_a_row_are_refused(self):

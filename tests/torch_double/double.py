@@ -220,9 +220,9 @@ for _name in ("numpy", "tolist"):
     _tell_reads(_name)
 
 
-def register(module):
+def register(module, arena="arena=permanent"):
     """Let offload() take models on this device. module: the path of the library's module for
-    CUDA."""
+    CUDA; arena: its option, by default the one that a CUDA device gets."""
     from stepwell._enums import Stream
     from stepwell.torch import _place
 
@@ -230,4 +230,5 @@ def register(module):
         stream = current_handle() or Stream.LEGACY
         return take(exporter.__dlpack__(max_version=(1, 1), stream=stream))
 
-    _place.KINDS["late"] = _place.Kind(module, lambda index: current_handle(), tensor_of, True)
+    _place.KINDS["late"] = _place.Kind(
+        module, arena, lambda index: current_handle(), tensor_of, True)

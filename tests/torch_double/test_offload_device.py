@@ -4,8 +4,10 @@ the device, and no access that is not ordered.
 
 usage: test_offload_device.py MODULE, over the double of CUDA's driver.
 """
+import contextlib
 import copy
 import ctypes
+import dataclasses
 import os
 import shutil
 import sys
@@ -19,7 +21,7 @@ import stepwell.torch
 import torch
 import training
 from stepwell import _stream_fetching, _views
-from stepwell.torch import _gradients, _place
+from stepwell.torch import _division, _gradients, _offload, _place
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -152,7 +154,8 @@ class Case(unittest.TestCase):
 
     def offload(self, model, optimizer=None, **options):
         options = {"device_bytes": 256 * MIB, "host_bytes": 512 * MIB, "probe": False, **options}
-        stepwell.torch.offload(model, optimizer, **options)
+        with apart() if options["device_bytes"] == fifth(model) else contextlib.nullcontext():
+            stepwell.torch.offload(model, optimizer, **options)
         made = stepwell.torch.offloaded(model)
         self.addCleanup(made.close)
         return made
@@ -160,6 +163,19 @@ class Case(unittest.TestCase):
     def drive(self):
         return stepwell.Nvme(self.directory, 512 * MIB, driver="posix",
                              driver_options="allow_tmpfs=1")
+
+
+def apart():
+    """Small parameters take as many blocks as large ones: each has its own."""
+    spec_of = _offload.spec_of
+
+    def alone(*args):
+        return dataclasses.replace(spec_of(*args), own_blocks=True)
+    stack = contextlib.ExitStack()
+    stack.enter_context(mock.patch.object(_offload, "spec_of", alone))
+    stack.enter_context(mock.patch.object(
+        _division, "room_of", lambda _, records: 2 * MIB * len(records)))
+    return stack
 
 
 def moved(made):
@@ -220,6 +236,20 @@ class Training(Case):
             with self.subTest(kind=kind):
                 self.same(kind, lambda model: {
                     "device_bytes": fifth(model), "host_bytes": 24 * MIB, "nvme": self.drive()})
+
+    def test_small_parameters_share_blocks(self):
+        torch.manual_seed(0)
+        model = nn.Sequential(*[nn.Linear(32, 32) for _ in range(100)]).to("late")
+        nbytes = sum(parameter.nbytes for parameter in model.parameters())
+        made = self.offload(model, torch.optim.AdamW(model.parameters()), device_bytes=64 * MIB)
+        for step in range(2):
+            model(training.numbers(8, 32)(step).to("late")).square().mean().backward()
+            made.optimizer.step()
+            made.optimizer.zero_grad()
+        torch.late.synchronize()
+        made.runtime.drain()
+        for tier in ("device", "host"):  # parameters, gradients and two states
+            self.assertLessEqual(made.runtime.tier_stats(tier).used_bytes, 4 * (nbytes + 2 * MIB))
 
     def test_updates_of_the_device_have_the_same_bits_in_any_budget(self):
         def run(**options):

@@ -53,10 +53,10 @@ def parts(offload: Plan, name: str, module: torch.nn.Module, least: int) -> Iter
 
 
 def room_of(offload: Plan, records: List[Record]) -> int:
-    """Bytes of the device for parameters: whole blocks of each, where each has an address of its
-    own."""
-    each = offload.alone_bytes
-    return sum(-(-record.tensor.nbytes // each) * each for record in records)
+    """Bytes of the device for parameters: large ones take whole blocks, and small ones share."""
+    block = offload.block_bytes
+    sizes = [record.tensor.nbytes for record in records]
+    return sum(size if size < block else -(-size // block) * block for size in sizes)
 
 
 def _records_of(offload: Plan, parameters: Iterable[torch.nn.Parameter]) -> List[Record]:
@@ -72,12 +72,9 @@ def check_room(offload: Plan, name: str, module: torch.nn.Module, records: List[
     blocks, while backward holds it."""
     nbytes = room_of(offload, records)
     if not offload.runtime.fits([record.tensor for record in records]):
-        raise BudgetError(too_large(name, module, nbytes, offload.budget, offload.alone_bytes))
+        raise BudgetError(too_large(name, module, nbytes, offload.budget, offload.block_bytes))
     block = offload.block_bytes
-    sizes = [record.alias.nbytes for record in records]
-    small = sum(size for size in sizes if size < block)
-    blocks = (len([size for size in sizes if size < block]) if offload.alone_bytes > 1
-              else -(-small // block)) + sum(-(-size // block) for size in sizes if size >= block)
+    blocks = -(-nbytes // block)
     if (blocks < offload.budget // block or offload.adds_elsewhere or offload.ranks is not None
             or not any(record.parameter.requires_grad for record in records)):
         return

@@ -91,7 +91,6 @@ class _Plan:
 
     has_host = adds_elsewhere = False
     ranks = None
-    alone_bytes = 1
 
     def __init__(self, parameters: List[Tuple[str, torch.nn.Parameter]], block: int,
                  durable: bool) -> None:

@@ -178,6 +178,13 @@ def need(model: torch.nn.Module, parameters: List[Tuple[str, torch.nn.Parameter]
     return need
 
 
+def fit_whole(model: torch.nn.Module, budget: int, block: int) -> bool:
+    """Whether each module's own parameters fit together, so that none is computed in tiles."""
+    rooms = (sum(-(-each.nbytes // block) * block for each in module._parameters.values()
+                 if each is not None) for module in model.modules())
+    return all(room <= budget for room in rooms)
+
+
 def lacking(offload: "Offload", error: BudgetError) -> str:
     """A BudgetError of the creation of a tensor, with what to change in the arguments."""
     parameters = [(record.name, record.parameter) for record in offload.records]
@@ -233,9 +240,8 @@ def spec_of(name: str, like: torch.Tensor, trained: bool, durable: bool,
                       fixed_address=fixed_address)
 
 
-def too_large(name: str, module: torch.nn.Module, nbytes: int, budget: int, each: int) -> str:
-    blocks = f", each in whole blocks of {each} bytes," if each > 1 else ""
-    return (f"the parameters of module '{name or type(module).__name__}' "
-            f"({type(module).__name__}) are {nbytes} bytes together{blocks} and are used together, "
-            f"and the device budget of {budget} bytes cannot hold them: raise it, or divide the "
-            f"module; {_tiles.why_not(module) or 'its weight is in tiles already'}")
+def too_large(name: str, module: torch.nn.Module, nbytes: int, budget: int, block: int) -> str:
+    return (f"the parameters of module '{name or type(module).__name__}' ({type(module).__name__}) "
+            f"take {nbytes} bytes in blocks of {block} bytes and are used together, and the device "
+            f"budget of {budget} bytes cannot hold them: raise it, or divide the module; "
+            f"{_tiles.why_not(module) or 'its weight is in tiles already'}")

@@ -27,8 +27,8 @@ from ._gradients import Gradients
 from ._in_backward import InBackward, runs_backward
 from ._lazy import Window
 from ._making import (
-    check_options, check_place, check_updates, check_updates_fit, checked, lacking, later_of, need,
-    offloads, spec_of, unwrapped,
+    check_options, check_place, check_updates, check_updates_fit, checked, fit_whole, lacking,
+    later_of, need, offloads, spec_of, unwrapped,
 )
 from ._place import HOST, KINDS, Place
 from ._private import not_compiled
@@ -69,7 +69,6 @@ class Offload:
         self.budget = budget
         self.block_bytes = block_bytes
         self.unit_bytes = budget // SHARE
-        self.alone_bytes = block_bytes if place.fixed_addresses else 1  # the least of a tensor
         self.copied = _tiles.Copies(place)
         self.records: List[Record] = []
         self.by_parameter: Dict[int, Record] = {}
@@ -577,19 +576,20 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
     later = later_of(trainable_later, parameters)
     copies = copies_of(store_name, options)
     more = 0 if activation_bytes is None else size_of(activation_nvme_bytes)
+    block = options.get("block_bytes") or _abi.STW_BLOCK_2M
+    whole = tile_bytes is None and fit_whole(model, size_of(device_bytes), block)
     size = nvme_bytes
     if size is None and nvme is not None:
-        size = more + need(model, parameters, optimizer,
-                           options.get("block_bytes") or _abi.STW_BLOCK_2M, copies, later)
+        size = more + need(model, parameters, optimizer, block, copies, later)
     try:
         made = opened(device_bytes, host_bytes, nvme, size, store_name, keep_gradients, options,
-                      place)
+                      place, whole)
     except MismatchError:
         if nvme_bytes is not None or not options.get("resume"):
             raise
         # The store was made for another optimizer, or others were frozen: it keeps its size.
         made = opened(device_bytes, host_bytes, nvme, 0, store_name, keep_gradients, options,
-                      place)
+                      place, whole)
     made.more = more
     if nvme_bytes is None:
         made.later = later | {id(parameter) for _, parameter in parameters
@@ -612,8 +612,8 @@ def copies_of(store_name: Optional[str], options: Dict[str, Any]) -> int:
 
 def opened(device_bytes: Size, host_bytes: Size, nvme: Places, nvme_bytes: Optional[Size],
            store_name: Optional[str], keep_gradients: bool, options: Dict[str, Any],
-           place: Place = HOST) -> Offload:
-    """Open tiers without a model."""
+           place: Place = HOST, whole: bool = False) -> Offload:
+    """Open tiers without a model. whole: none of its weights will be in tiles."""
     device = size_of(device_bytes)
     block = options.get("block_bytes") or _abi.STW_BLOCK_2M
     ranks = options.get("group") is not None or options.get("replica_group") is not None
@@ -621,7 +621,7 @@ def opened(device_bytes: Size, host_bytes: Size, nvme: Places, nvme_bytes: Optio
     options.setdefault("fault_in", place.serves_faults and not ranks)
     options.setdefault("room_farthest", True)  # a step needs the device for views of its units
     runtime = place.open(
-        device, host_bytes=size_of(host_bytes),
+        device, whole, host_bytes=size_of(host_bytes),
         nvme=nvme_of(nvme, size_of(nvme_bytes or 0), block), store_name=store_name, **options)
     runtime._warns = False  # it ends with a model that is dropped
     group = options.get("group")

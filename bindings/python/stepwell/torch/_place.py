@@ -22,6 +22,8 @@ class Kind(NamedTuple):
 
     # Of stepwell.Device; None: the CPU's own.
     driver: Optional[str]
+    # The same, of a device whose tensors with fixed addresses are fetched whole.
+    whole_options: Optional[str]
     # The current stream of the calling thread on the device of this index, 0 for the default
     # stream; None: what it computes is there when the call returns.
     stream: Optional[Callable[[int], int]]
@@ -36,9 +38,11 @@ class Kind(NamedTuple):
 
 # By the type of torch.device. A test adds a device of its own before offload().
 KINDS: Dict[str, Kind] = {
-    "cpu": Kind(None, None, torch.from_dlpack, True),
-    "cuda": Kind("cuda", getattr(torch._C, "_cuda_getCurrentRawStream", None), torch.from_dlpack,
-                 False, torch.cuda.is_current_stream_capturing),
+    "cpu": Kind(None, None, None, torch.from_dlpack, True),
+    # Large handles are mapped at the addresses of parameters faster than a bus copies.
+    "cuda": Kind("cuda", "arena=permanent",
+                 getattr(torch._C, "_cuda_getCurrentRawStream", None), torch.from_dlpack, False,
+                 torch.cuda.is_current_stream_capturing),
 }
 
 
@@ -75,9 +79,11 @@ class Place:
         assert self.kind.stream is not None
         return self.kind.stream(self.device.index or 0) or Stream.LEGACY
 
-    def open(self, nbytes: int, **options: Any) -> Runtime:
-        """A runtime with one device tier, of so many bytes."""
-        tier = Device(nbytes, driver=self.kind.driver, ordinal=self.device.index or 0)
+    def open(self, nbytes: int, whole: bool, **options: Any) -> Runtime:
+        """A runtime with one device tier, of so many bytes. whole: no parameter will be in
+        tiles."""
+        tier = Device(nbytes, driver=self.kind.driver, ordinal=self.device.index or 0,
+                      driver_options=self.kind.whole_options if whole else None)
         if self.kind.stream is None:
             return Runtime(devices=[tier], **options)
         return StreamRuntime(self.stream, devices=[tier], **options)

@@ -276,6 +276,33 @@ class Training(Case):
             self.assertAlmostEqual(one, other, places=5)
 
 
+    def test_clips_and_scalers_move_no_gradient(self):
+        def run(kind, **options):
+            model, optimizer = make(kind)
+            made = self.offload(model, optimizer, **options)
+            fetch, fetched = made.runtime.fetch, []
+
+            def noted(tensor, access=stepwell.Access.READ, *rest, **more):
+                if isinstance(tensor, stepwell.Tensor):  # not the request of a gradient's part
+                    fetched.append(tensor.name)
+                return fetch(tensor, access, *rest, **more)
+            made.runtime.fetch = noted
+            losses = trained(kind, model, optimizer)
+            torch.late.synchronize()
+            made.close()
+            return losses, [name for name in fetched if name and name.endswith(".grad")]
+        _place.KINDS["late"] = _place.KINDS["late"]._replace(torch_order=False)
+        for kind in ("clip", "scaler"):
+            with self.subTest(kind=kind):
+                model, optimizer = make(kind)
+                plain = trained(kind, model, optimizer)
+                everything, fetched = run(kind)
+                self.assertEqual(fetched, [])
+                self.assertEqual(run(kind, device_bytes=fifth(model)), (everything, []))
+                for one, other in zip(everything, plain):
+                    self.assertAlmostEqual(one, other, places=5)
+
+
 class Orders(Case):
     """What the package forgets to order is found, and what the program orders is enough."""
 

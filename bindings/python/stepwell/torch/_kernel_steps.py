@@ -117,21 +117,24 @@ class KernelSteps(Steps):
             self.settle()
         if self._masters:
             self._give_masters()
-        for keep in (False, True):  # a gradient with its own place keeps it
-            records = [record for _, record in due
-                       if (self.offload.keep_gradients or record.place is not None) == keep]
-            if records:
-                own = [record.own_gradient() for record in records]
-                if not self.offload.place.lends_gradients:
-                    own = [None if grad is None else grad.cpu() for grad in own]
-                self._lent += [grad for grad in own if grad is not None]
-                self._pending = True
-                self.kernel.step([record.tensor for record in records], verdict=False,
-                                 keep_gradients=keep, gradients=None if not self._lent else [
-                                     0 if grad is None else grad.data_ptr() for grad in own])
+        alike: Dict[Tuple[bool, float], List[Record]] = {}
+        for _, record in due:  # a gradient with its own place keeps it
+            keep = self.offload.keep_gradients or record.place is not None
+            alike.setdefault((keep, record.scale), []).append(record)
+        for (keep, scale), records in alike.items():
+            own = [record.own_gradient() for record in records]
+            if not self.offload.place.lends_gradients:
+                own = [None if grad is None else grad.cpu() for grad in own]
+            self._lent += [grad for grad in own if grad is not None]
+            self._pending = True
+            self.kernel.step([record.tensor for record in records], verdict=False, scale=scale,
+                             keep_gradients=keep, gradients=None if not self._lent else [
+                                 0 if grad is None else grad.data_ptr() for grad in own])
         for _, record in due:
             record.changes += 1
             record.spent = record.has_gradient and not self.offload.keep_gradients
+            if record.spent:
+                record.scale = 1.0
             if not self.state.get(record.parameter):
                 if self.offload.ranks is None and self.offload.in_backward is None:
                     self._show(record)

@@ -33,6 +33,7 @@ _OVERWRITES = {
 }
 
 collectives: List[Any] = []  # what _collectives.py has for operations of torch.distributed
+handlers: Dict[Any, Any] = {}  # operations that another file has a function for
 
 
 class Source:
@@ -127,6 +128,8 @@ class Lazy(torch.Tensor):
             form = _forms[func] = _form_of(func)
         if form.collective:
             return collectives[0](func, args, kwargs)
+        if form.handler is not None:
+            return form.handler(func, args, kwargs)
         if form.view and type(args[0]) is Lazy:
             return _viewed(func, args, kwargs)
         if form.reshapes:
@@ -244,6 +247,7 @@ class _Form(NamedTuple):
     reshapes: bool
     lists: bool
     collective: bool
+    handler: Any
     writes: Set[Any]  # positions and names of the arguments that it writes
 
 
@@ -256,7 +260,8 @@ def _form_of(func: Any) -> _Form:
         if argument.alias_info is not None and argument.alias_info.is_write:
             writes.update((at, argument.name))
     return _Form(func.is_view, torch.Tag.inplace_view in func.tags,
-                 "_foreach_" in func._schema.name, "c10d" in func._schema.name, writes)
+                 "_foreach_" in func._schema.name, "c10d" in func._schema.name,
+                 handlers.get(func), writes)
 
 
 def _viewed(func: Any, args: Any, kwargs: Any) -> Any:
@@ -326,6 +331,11 @@ def _run(func: Any, args: Any, kwargs: Any, form: _Form) -> Any:
     for source, write in wanted.items():
         source.used(memories[source], result, write)
     return _returned(result, shown)
+
+
+def run_one(func: Any, args: Any, kwargs: Any) -> Any:
+    """An operation, without the function that another file has for it."""
+    return _run(func, args, kwargs, _forms[func])
 
 
 def _geometry(lazy: Lazy) -> Any:

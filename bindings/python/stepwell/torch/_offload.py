@@ -18,7 +18,7 @@ from .. import _abi
 from .._phase import Phase, Step, StepStats
 from .._runtime import Runtime
 from ..errors import BudgetError, BusyError, InvalidError, MismatchError
-from . import _collectives, _kinds, _optimizer, _tiles, _wrappers
+from . import _collectives, _kinds, _optimizer, _scaling, _tiles, _wrappers
 from ._accesses import Accesses, copies_begin, copies_end
 from ._casts import Casts
 from ._commits import Commits
@@ -111,6 +111,7 @@ class Offload:
         self._train: Optional[Step] = None
         self._eval: Optional[Step] = None
         _collectives.install(self)
+        _scaling.install()
         self._lock = threading.RLock()  # held during outermost calls: see alone()
         self.inside = self._lock._is_owned  # type: ignore[attr-defined]
         self.patience = 300.0   # seconds that a call waits for another thread's

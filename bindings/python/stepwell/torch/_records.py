@@ -95,6 +95,17 @@ def read(place: Place, tensor: Tensor, size: Tuple[int, ...], stride: Tuple[int,
     return place.to(out)
 
 
+def settle(record: "Record") -> None:
+    """Multiply the gradient by the factor that waits for the update."""
+    if record.scale == 1.0:
+        return
+    place, runtime = record.offload.place, record.offload.runtime
+    memory = place.tensor_of(runtime.fetch(record.gradient, Access.READ_WRITE))
+    scale, record.scale = record.scale, 1.0
+    with torch.no_grad():
+        memory.mul_(scale)
+
+
 def at_address(place: Place, tensor: Tensor, size: Tuple[int, ...],
                stride: Tuple[int, ...]) -> torch.Tensor:
     """A tensor over its memory, for accesses while a view of it is held; not a pin."""
@@ -108,7 +119,7 @@ class Record:
 
     __slots__ = ("offload", "name", "parameter", "tensor", "alias", "size", "stride", "dtype",
                  "address", "pins", "changes", "seen", "gradient", "has_gradient", "spent",
-                 "source", "given", "addressed",
+                 "source", "given", "addressed", "scale",
                  "unit", "hooked", "group", "touches", "touched", "done", "frozen", "large",
                  "tiles", "elements", "place", "views", "outside", "escaped")
 
@@ -125,6 +136,7 @@ class Record:
         self.gradient: Optional[Tensor] = None
         self.has_gradient = False
         self.spent = False      # an update consumed the gradient, which was not dropped since
+        self.scale = 1.0        # a factor of the gradient that waits for the update: _scaling.py
         self.source: "Optional[weakref.ref[GradSource]]" = None  # of the objects of its gradient
         self.addressed = False  # the program may have its address, which nothing counts
         self.given = False      # the program has set `.grad` to memory of its own
@@ -275,6 +287,8 @@ class Record:
         if self.spent:  # a sum with values that are gone, which every use refuses
             return
         gradient = self.make_gradient()
+        if self.scale != 1.0:
+            settle(self)
         if self.large:
             self.offload.copied.end(gradient)
         if self.place is not None and not self.has_gradient:
@@ -309,6 +323,7 @@ class Record:
         if self.offload.ranks is not None:
             self.offload.ranks.drop(self)
         self.has_gradient = self.spent = False
+        self.scale = 1.0
 
     def discard_gradient(self) -> None:
         assert self.gradient is not None
@@ -323,6 +338,7 @@ class Record:
 
     def gradient_copy(self) -> torch.Tensor:
         assert self.gradient is not None
+        settle(self)
         return read(self.offload.place, self.gradient, self.size, self.stride, self.dtype)
 
     def last_gradient(self) -> Optional[torch.Tensor]:
@@ -589,6 +605,10 @@ class GradSource(Source):
     def tensor(self) -> Optional[Tensor]:
         return self._moved if self._state is _Gradient.MOVED else self.record.gradient
 
+    def is_present(self) -> bool:
+        """Whether its bytes are those of the parameter's gradient tensor."""
+        return self._state is _Gradient.PRESENT and self.plain is None
+
     def label(self) -> str:
         return f"the gradient of {self.record.label()}"
 
@@ -616,6 +636,10 @@ class GradSource(Source):
                 record.offload.in_backward.check_use(record)
             if whole and record.spent and record.has_gradient:
                 record.spent = False  # all of its values are new ones
+            if whole:
+                record.scale = 1.0
+            elif record.scale != 1.0:
+                settle(record)
         if self._state is _Gradient.GONE or record.spent or record.gradient is None:
             raise RuntimeError(
                 f"{self.label()} was "

@@ -397,6 +397,36 @@ class Offload(unittest.TestCase):
 
     # -- loops ------------------------------------------------------------------------------------
 
+    def test_the_default_device_of_torch_is_the_programs_alone(self):
+        """Tensors of the package's own are where they belong: none is on that device."""
+        found = []
+        for budget in (0, 12):
+            for optimizer in (own_steps, lambda each: torch.optim.AdamW(each, 1e-2)):
+                with Run(Stack, optimizer, budget) as run:
+                    torch.manual_seed(2)
+                    data = [torch.randn(8, 128) for _ in range(3)]
+                    with torch.device("meta"):
+                        losses = []
+                        for at, batch in enumerate(data):
+                            loss = run.model(batch).pow(2).mean()
+                            loss.backward()
+                            torch.nn.utils.clip_grad_norm_(run.model.parameters(), 0.1)
+                            run.optimizer.step()
+                            run.optimizer.zero_grad()
+                            losses.append(loss.item())
+                        run.optimizer.load_state_dict(run.optimizer.state_dict())
+                        state = copy.deepcopy(run.model.state_dict())
+                        run.model.load_state_dict(state)
+                        states = [value.double().sum().item() if isinstance(value, torch.Tensor)
+                                  else value for each in run.optimizer.state.values()
+                                  for name, value in each.items() if name != "step"]
+                        if budget:
+                            stepwell.torch.offloaded(run.model).close()
+                            run.directory = run.directory.cleanup()
+                    found.append((losses, states, [value.double().sum().item()
+                                                   for value in run.model.state_dict().values()]))
+        self.assertEqual(found[:2], found[2:])
+
     def test_a_scaler_a_clip_a_schedule_and_micro_batches_have_the_same_losses(self):
         def train(budget):
             with Run(Stack, own_steps, budget) as run:

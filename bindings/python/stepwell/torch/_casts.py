@@ -159,9 +159,9 @@ def _measure() -> int:
     """The references that _is_alone() sees of an object, called as in Casts.empty(), that a node
     of a graph has and nothing else."""
     global _BASE
-    probe = torch.zeros(1, requires_grad=True) * 1
+    probe = torch.zeros(1, device="cpu", requires_grad=True) * 1
     refer = weakref.ref(probe)
-    node = probe * torch.ones(1, requires_grad=True)
+    node = probe * torch.ones(1, device="cpu", requires_grad=True)
     del probe
 
     def empty() -> bool:

@@ -220,7 +220,8 @@ class _Lazies(_Pin):
         pinned = self.pinned
         assert pinned is not None
         if not pinned.numel():
-            return torch.empty_strided(like.size(), like.stride(), dtype=like.dtype)
+            return torch.empty_strided(like.size(), like.stride(), dtype=like.dtype,
+                                       device="cpu")
         # Not the pinned tensor itself, to which the operation may refer after its end.
         span = pinned.numel() * pinned.element_size()
         flat = torch.frombuffer((ctypes.c_byte * span).from_address(pinned.data_ptr()),

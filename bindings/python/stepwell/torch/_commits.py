@@ -65,7 +65,7 @@ class Commits:
                 value = self._extra[self._name(name)]
                 if isinstance(value, dict) and _SHAPE in value:
                     shape, dtype = value[_SHAPE], value["dtype"]
-                    value = torch.empty(shape, dtype=dtype)
+                    value = torch.empty(shape, dtype=dtype, device="cpu")
                     if value.numel():
                         value = _tensor_of(self._tensor(name, value.nbytes), dtype, shape)
                 module.set_extra_state(value)

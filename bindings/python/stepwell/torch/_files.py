@@ -64,7 +64,8 @@ def _stated(model: torch.nn.Module, saved: bool) -> Dict[str, torch.Tensor]:
     found = model.state_dict(keep_vars=True)
     for name, value in found.items():
         if not isinstance(value, torch.Tensor) and not saved:
-            found[name] = value = torch.empty(0)  # an extra state that a file may not have
+            # An extra state that a file may not have.
+            found[name] = value = torch.empty(0, device="cpu")
         if not isinstance(value, torch.Tensor):
             raise ValueError(f"'{name}' of the model's state is a {type(value).__name__}: a file "
                              "of safetensors has tensors alone, which a get_extra_state() may "
@@ -169,7 +170,7 @@ def _load(value: torch.Tensor, entry: _Entry, slices: Iterator[memoryview]) -> N
 
 
 def _whole(entry: _Entry, slices: Iterator[memoryview]) -> torch.Tensor:
-    data = torch.empty(entry.shape, dtype=entry.dtype)
+    data = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
     for begin, part in _parts(entry, slices):
         data.view(-1)[begin:begin + len(part)] = part
     return data

@@ -65,8 +65,8 @@ def _program_has(parameter: torch.Tensor) -> bool:
 
 
 _BASE = 1 << 30
-_probe = torch.nn.Parameter(torch.zeros(1))
-_probe.grad = torch.zeros(1)
+_probe = torch.nn.Parameter(torch.zeros(1, device="cpu"))
+_probe.grad = torch.zeros(1, device="cpu")
 
 
 def _measure() -> int:

@@ -187,7 +187,7 @@ class KernelSteps(Steps):
         state = self.state.shown(record)
         if self.counts:
             state.show("step", CountSource(self, record).lazy() if record.elements
-                       else torch.zeros(()))
+                       else torch.zeros((), device="cpu"))
         for name, own in self.names.items():
             state.show(name, self._lazy(record, name, own))
 

@@ -428,7 +428,7 @@ def alone(holder: Any, key: Any) -> bool:
 
 
 _BASE = 1 << 30
-_probe = {"": torch.zeros(1)}
+_probe = {"": torch.zeros(1, device="cpu")}
 
 
 def _measure() -> int:

@@ -209,7 +209,7 @@ class OwnSteps(Steps):
                                              value["size"], value["stride"],
                                              value["dtype"]).lazy()
                     elif isinstance(value, dict) and "number" in value:
-                        value = torch.tensor(value["number"], dtype=value["dtype"])
+                        value = torch.tensor(value["number"], dtype=value["dtype"], device="cpu")
                     states.shown(record).show(name, value)
             states.arrange((), every=True)
 

@@ -82,7 +82,7 @@ def write(to: Tensor, data: torch.Tensor, stride: Tuple[int, ...]) -> None:
 def read(place: Place, tensor: Tensor, size: Tuple[int, ...], stride: Tuple[int, ...],
          dtype: torch.dtype) -> torch.Tensor:
     """A copy of its bytes, in the memory of the place."""
-    out = torch.empty_strided(size, stride, dtype=dtype)
+    out = torch.empty_strided(size, stride, dtype=dtype, device="cpu")
     if not out.numel():
         return place.to(out)
     options = _abi.stw_copy_options.initial()
@@ -503,7 +503,7 @@ class Offloaded(torch.nn.Parameter):
 
 def _sent(data: bytes, size: Any, stride: Any, dtype: Any, device: torch.device,
           requires_grad: bool) -> Any:
-    made = torch.empty_strided(size, stride, dtype=dtype)
+    made = torch.empty_strided(size, stride, dtype=dtype, device="cpu")
     ctypes.memmove(made.data_ptr(), data, len(data))
     return torch.nn.Parameter(made.to(device), requires_grad)
 

@@ -103,7 +103,7 @@ class CountSource(Source):
     def memory(self, write: bool, whole: bool) -> torch.Tensor:
         if self.plain is not None:
             return self.plain
-        return torch.tensor(float(self._steps.count(self.record)))
+        return torch.tensor(float(self._steps.count(self.record)), device="cpu")
 
     def used(self, memory: torch.Tensor, result: Any, wrote: bool) -> None:
         if wrote and self.plain is None:
@@ -111,7 +111,7 @@ class CountSource(Source):
 
     def settle(self) -> None:
         if self.plain is None:
-            self.plain = torch.tensor(float(self._steps.count(self.record)))
+            self.plain = torch.tensor(float(self._steps.count(self.record)), device="cpu")
 
 
 class MasterSource(Source):
@@ -136,7 +136,7 @@ class MasterSource(Source):
     def memory(self, write: bool, whole: bool) -> torch.Tensor:
         if self.plain is not None:
             return self.plain
-        memory = torch.empty_strided(self.size, self.stride, dtype=torch.float32)
+        memory = torch.empty_strided(self.size, self.stride, dtype=torch.float32, device="cpu")
         self.read(memory.as_strided((memory.numel(),), (1,)), 0)
         return self.offload.place.to(memory)
 

@@ -225,7 +225,8 @@ def _embedding(input: Any, weight: Any, padding_idx: Optional[int] = None,
     known, order = input.reshape(-1).sort(stable=True)
     if len(known) and not 0 <= int(known[0]) <= int(known[-1]) < rows:
         raise IndexError("index out of range in self")
-    ends = torch.searchsorted(known, torch.tensor([tile.end for tile in tiles], dtype=known.dtype))
+    ends = torch.searchsorted(known, torch.tensor(
+        [tile.end for tile in tiles], dtype=known.dtype, device=known.device))
     found, begin = [], 0
     for tile, end in zip(tiles, ends.tolist()):
         if end > begin or end == 0 and tile is tiles[-1]:  # at least one: gradients are dense
@@ -235,7 +236,7 @@ def _embedding(input: Any, weight: Any, padding_idx: Optional[int] = None,
                 ids, rows, pad, None, norm_type, scale_grad_by_freq, sparse)))
         begin = end
     place = torch.empty_like(order)
-    place[order] = torch.arange(len(order))
+    place[order] = torch.arange(len(order), device=order.device)
     return torch.cat(found).index_select(0, place).view(*input.shape, weight.size(1))
 
 

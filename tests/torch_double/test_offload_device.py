@@ -303,6 +303,77 @@ class Training(Case):
                     self.assertAlmostEqual(one, other, places=5)
 
 
+class Counted(nn.Module):
+    """A buffer of each kind, and an extra state of the device."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(stack(2), nn.BatchNorm1d(WIDTH))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.total = torch.zeros(2000)
+
+    def forward(self, data):
+        self.seen += 1
+        self.total = self.total.to(data.device) + data.sum()
+        return self.body(data)
+
+    def get_extra_state(self):
+        return self.total
+
+    def set_extra_state(self, total):
+        self.total = total
+
+
+class Generations(Case):
+    """A generation is resumed on a device and on the CPU, whichever has made it."""
+
+    def begin(self, device, optimizer, **options):
+        torch.manual_seed(0)
+        model = Counted().to(device)
+        options = {"nvme": self.drive(), "store_name": "run", **options}
+        if device == "cpu":
+            options.update(device_bytes=64 * MIB, host_bytes=0)
+        return self.offload(model, optimizer(model.parameters()), **options), model
+
+    def steps(self, made, model, begin, end):
+        losses = []
+        for step in range(begin, end):
+            data = training.numbers(8, WIDTH)(step).to(made.place.device)
+            loss = square(model(data), data)
+            loss.backward()
+            made.optimizer.step()
+            made.optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    def test_they_go_on_with_the_same_bits(self):
+        for optimizer in (lambda parameters: torch.optim.AdamW(parameters, 1e-2),
+                          lambda parameters: torch.optim.RMSprop(parameters, 1e-3, foreach=False)):
+            made, model = self.begin("late", optimizer, store_name=None)
+            expected = self.steps(made, model, 0, 6)
+            ends = values(model)
+            made.close()
+            for before, after in (("late", "late"), ("late", "cpu"), ("cpu", "late")):
+                with self.subTest(optimizer=type(made.optimizer), before=before, after=after):
+                    made, model = self.begin(before, optimizer, overwrite=True)
+                    losses = self.steps(made, model, 0, 2)
+                    made.commit({"step": 2})
+                    losses += self.steps(made, model, 2, 3)  # lost with the process
+                    made.close()
+                    made, model = self.begin(after, optimizer, resume=True)
+                    self.assertEqual(made.metadata, {"step": 2})
+                    losses[2:] = self.steps(made, model, 2, 6)
+                    self.assertEqual(losses, expected)
+                    found = values(model)
+                    for name, value in ends.items():
+                        self.assertTrue(torch.equal(found[name], value), name)
+                    self.assertEqual(model.body[1].running_mean.device, made.place.device)
+                    made.close()
+                    for name in os.listdir(self.directory):
+                        if name.endswith((".stepwell", ".generations")):
+                            os.remove(os.path.join(self.directory, name))
+
+
 class Orders(Case):
     """What the package forgets to order is found, and what the program orders is enough."""
 
@@ -720,7 +791,6 @@ class Refusals(Case):
     def test_what_does_not_work_yet_is_named(self):
         for options, what in (
             ({"activation_bytes": MIB}, "activation_bytes .* use torch.utils.checkpoint"),
-            ({"store_name": "one"}, "store_name .* save model.state_dict"),
             ({"fault_in": True}, "fault_in .* leave it out"),
             ({"host_bytes": 0}, "needs host_bytes"),
         ):

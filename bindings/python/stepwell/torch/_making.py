@@ -109,8 +109,6 @@ def check_place(place: Place, host_bytes: int, options: Dict[str, Any], **given:
                     "leave it out",
         "activation_bytes": "tensors saved by autograd are not moved to tiers there yet: leave it "
                             "out, and use torch.utils.checkpoint to keep fewer of them",
-        "store_name": "generations are not made there yet: leave it out, and save "
-                      "model.state_dict() and optimizer.state_dict()",
     }
     for name, why in refusals.items():
         if options.get(name) or given.get(name) is not None:

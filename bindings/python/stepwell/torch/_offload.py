@@ -569,8 +569,7 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
     check_updates(optimizer, keep_gradients, update_in_backward, find_unused_parameters)
     parameters = checked(model, devices=tuple(KINDS))
     place = Place(parameters[0][1].device)
-    check_place(place, size_of(host_bytes), options, activation_bytes=activation_bytes,
-                store_name=store_name)
+    check_place(place, size_of(host_bytes), options, activation_bytes=activation_bytes)
     known = {id(parameter) for _, parameter in parameters}
     if optimizer is not None:
         _optimizer.check_parameters(optimizer, known)

@@ -96,8 +96,8 @@ def check_updates(optimizer: Optional[torch.optim.Optimizer], keep_gradients: bo
                          "update_in_backward=True needs them in it: give one of them")
 
 
-def check_place(place: Place, host_bytes: int, options: Dict[str, Any], **given: Any) -> None:
-    """Refuse what a device with streams does not have yet. given: what else was asked for."""
+def check_place(place: Place, host_bytes: int, options: Dict[str, Any]) -> None:
+    """Refuse what a device with streams does not have yet."""
     if place.is_host:
         return
     refusals = {
@@ -107,11 +107,9 @@ def check_place(place: Place, host_bytes: int, options: Dict[str, Any], **given:
                          "CPU",
         "fault_in": "an access to bytes that are not there is served in memory of the CPU alone: "
                     "leave it out",
-        "activation_bytes": "tensors saved by autograd are not moved to tiers there yet: leave it "
-                            "out, and use torch.utils.checkpoint to keep fewer of them",
     }
     for name, why in refusals.items():
-        if options.get(name) or given.get(name) is not None:
+        if options.get(name):
             raise ValueError(f"{name} with parameters on {place.device}: {why}")
     if not host_bytes:
         raise ValueError(

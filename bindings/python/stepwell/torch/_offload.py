@@ -555,8 +555,9 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
     uses room until then. update_in_backward: update each parameter as soon as backward has its
     gradient, for loops that do nothing else with gradients.
     find_unused_parameters: some ranks may have no gradient for a parameter while others have one.
-    activation_bytes: tensors saved by autograd beyond this many bytes are moved to nvme until
-    backward needs them, in activation_nvme_bytes; None: they stay in memory. tile_bytes: weights of
+    activation_bytes: tensors saved by autograd beyond this many bytes are moved to nvme (of a model
+    on a device: to host_bytes first) until backward needs them, in activation_nvme_bytes; None:
+    they stay in memory. tile_bytes: weights of
     Linear, Embedding and Conv1D larger than this are processed in tiles of at most this size; None:
     those that do not fit into device_bytes, in tiles of an eighth of it. options: those of
     stepwell.Runtime.
@@ -569,7 +570,7 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
     check_updates(optimizer, keep_gradients, update_in_backward, find_unused_parameters)
     parameters = checked(model, devices=tuple(KINDS))
     place = Place(parameters[0][1].device)
-    check_place(place, size_of(host_bytes), options, activation_bytes=activation_bytes)
+    check_place(place, size_of(host_bytes), options)
     known = {id(parameter) for _, parameter in parameters}
     if optimizer is not None:
         _optimizer.check_parameters(optimizer, known)
@@ -643,7 +644,6 @@ def save_on_tiers(model: torch.nn.Module, keep_bytes: Size) -> Iterator[Spill]:
     The `with` returns a Spill, which counts their bytes. Backward may run after the block.
     """
     made = offloaded(model)
-    check_place(made.place, made.budget, {}, activation_bytes=keep_bytes)
     before, kept = made.spill, made.saved_tensors.keep_bytes
     made.spill = made.saved_tensors.begin(size_of(keep_bytes))
     try:

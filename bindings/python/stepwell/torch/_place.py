@@ -97,6 +97,18 @@ class Place:
         empty: Any = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         return empty.set_(part, 0, (count,))  # type: ignore[no-any-return]
 
+    @staticmethod
+    def bytes_of(tensor: torch.Tensor, begin: int, count: int) -> torch.Tensor:
+        """A range of the bytes of its storage."""
+        empty: Any = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+        return empty.set_(  # type: ignore[no-any-return]
+            tensor.untyped_storage(), begin, (count,))
+
+    def used_here(self, tensor: torch.Tensor) -> None:
+        """It is used on the current stream, and may be freed before that is over: its memory is
+        given out for another stream after it."""
+        tensor.record_stream(torch.accelerator.current_stream())
+
     def to(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor itself if it is there, else a copy."""
         return tensor.to(self.device)

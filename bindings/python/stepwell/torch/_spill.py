@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Activations in tiers: saved tensors beyond a number of bytes are at nvme until backward.
+"""Activations in tiers: saved tensors beyond a number of bytes leave memory until backward.
 
 Backward needs the last saved tensors first, so the oldest are moved first, and none while all of
 them fit. A tensor that was not moved is returned without a copy. A storage is saved once, however
 many nodes save a view of it.
+
+Of a model on the CPU they go to nvme, and a node reads them where they were fetched. Of a model on
+a device with streams they go to the host tier, and what has no room there to nvme: in parts, by
+copies on the current stream, so that little room of the device is enough, and their memory is
+PyTorch's again as soon as the copies are enqueued. They come back into memory that PyTorch
+allocates for the stream of the node.
 
 Tensors of tiers are used again for storages of about the same size, an eighth of a power of two.
 If there is no room for another tensor, those that are not in use are destroyed.
@@ -12,16 +18,17 @@ from __future__ import annotations
 
 import collections
 import weakref
-from typing import TYPE_CHECKING, Any, Deque, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Deque, Dict, List, Optional, Tuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .. import _abi, _waiting
 from .._dtypes import Dtype
-from .._enums import Tier
+from .._enums import Access, Tier
 from .._library import lib
 from .._tensor import Policy, Tensor, TensorSpec
+from .._views import View
 from ..errors import BudgetError, BusyError, check
 
 if TYPE_CHECKING:
@@ -29,6 +36,7 @@ if TYPE_CHECKING:
 
 _LEAST = 64 << 10  # bytes; smaller storages stay
 _AHEAD = 4         # storages that are prefetched
+_PART = 16 << 20   # bytes of a storage that are copied together on a device
 
 
 def _room_of(nbytes: int) -> int:
@@ -38,9 +46,10 @@ def _room_of(nbytes: int) -> int:
 
 
 class _Storage:
-    """A storage saved by nodes: the memory itself, or the tensor that holds its bytes."""
+    """A storage saved by nodes: the memory itself, or the tensors that hold its bytes."""
 
-    __slots__ = ("spill", "memory", "version", "bytes", "alive", "tensor", "before", "__weakref__")
+    __slots__ = ("spill", "memory", "version", "bytes", "alive", "tensors", "before",
+                 "__weakref__")
 
     def __init__(self, spill: "Spill", memory: torch.Tensor, nbytes: int) -> None:
         self.spill = spill
@@ -48,7 +57,7 @@ class _Storage:
         self.version = memory._version
         self.bytes = nbytes
         self.alive = StorageWeakRef(memory.untyped_storage())
-        self.tensor: Optional[Tensor] = None
+        self.tensors: List[Tensor] = []
         self.before: "Optional[weakref.ref[_Storage]]" = None  # moved before, needed later
 
     def __del__(self) -> None:
@@ -61,7 +70,7 @@ class _Storage:
 class Kept:
     """The form in which a node saves a tensor."""
 
-    __slots__ = ("storage", "dtype", "size", "stride", "offset", "version")
+    __slots__ = ("storage", "dtype", "size", "stride", "offset")
 
     def __init__(self, storage: _Storage, tensor: torch.Tensor) -> None:
         self.storage = storage
@@ -69,19 +78,19 @@ class Kept:
         self.size = tensor.size()
         self.stride = tensor.stride()
         self.offset = tensor.storage_offset()
-        self.version = tensor._version
 
     def fetch(self) -> torch.Tensor:
         storage = self.storage
         memory = storage.memory
         if memory is None:
             memory = storage.spill.brought(storage)
-        elif memory._version != self.version:
+        elif memory._version != storage.version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
                 f"inplace operation: a tensor of {list(self.size)} is at version "
-                f"{memory._version}; expected version {self.version} instead")
-        return torch.empty(0, dtype=self.dtype).set_(  # type: ignore[call-overload,no-any-return]
+                f"{memory._version}; expected version {storage.version} instead")
+        empty: Any = torch.empty(0, dtype=self.dtype, device=memory.device)
+        return empty.set_(  # type: ignore[no-any-return]
             memory.untyped_storage(), self.offset, self.size, self.stride)
 
 
@@ -106,7 +115,7 @@ class Spill:
 
     def pack(self, tensor: torch.Tensor) -> Any:
         """The saved form of a tensor; None: it is left to torch."""
-        if tensor.layout != torch.strided or tensor.device.type != "cpu":
+        if tensor.layout != torch.strided or tensor.device != self.offload.place.device:
             return None
         memory = tensor.untyped_storage()
         nbytes = memory.nbytes()
@@ -135,15 +144,41 @@ class Spill:
         if memory is None or memory._version != storage.version:
             return  # changed since: its node will raise
         self._sweep()
-        tensor = self._room(storage.bytes)
-        options = _abi.stw_copy_options.initial()
-        source = memory.untyped_storage().data_ptr()
-        check(_waiting.call(self.offload.runtime, lib.stw_tensor_write, tensor._use(), source,
-                            options))
-        storage.tensor, storage.memory = tensor, None
+        if self.offload.place.is_host:
+            tensors = [self._room(storage.bytes)]
+            source = memory.untyped_storage().data_ptr()
+            check(_waiting.call(self.offload.runtime, lib.stw_tensor_write, tensors[0]._use(),
+                                source, _abi.stw_copy_options.initial()))
+        else:
+            tensors = self._copied(memory, storage.bytes)
+        storage.tensors, storage.memory = tensors, None
         storage.before, self._last = self._last, weakref.ref(storage)
         self.kept -= storage.bytes
         self.left += storage.bytes
+
+    def _copied(self, memory: torch.Tensor, nbytes: int) -> List[Tensor]:
+        """Tensors with its bytes, copied on the current stream."""
+        place, tensors = self.offload.place, []
+        place.used_here(memory)
+        for begin, count in self._parts(nbytes):
+            tensors.append(self._room(count))
+            view = self._view(tensors[-1], Access.WRITE)
+            place.tensor_of(view).copy_(place.bytes_of(memory, begin, count))
+        return tensors
+
+    def _parts(self, nbytes: int) -> List[Tuple[int, int]]:
+        each = max(self.offload.block_bytes, min(_PART, self.offload.unit_bytes))
+        return [(begin, min(each, nbytes - begin)) for begin in range(0, nbytes, each)]
+
+    def _view(self, tensor: Tensor, access: Access) -> View:
+        """On the device. Units that are held for later nodes give way."""
+        offload = self.offload
+        while True:
+            try:
+                return offload.runtime.fetch(tensor, access)
+            except BudgetError:
+                if not offload.backward.drop(torch._C._current_autograd_node()):
+                    raise
 
     def _room(self, nbytes: int) -> Tensor:
         """A tensor of so many bytes; its size at creation is that of its class."""
@@ -162,19 +197,34 @@ class Spill:
         return tensor
 
     def _make(self, nbytes: int) -> Tensor:
-        return self.offload.runtime.create_many([TensorSpec(
-            shape=nbytes, dtype=Dtype.U8, role="activation",
-            policy=Policy(home=Tier.NVME))])[0]
+        homes = [Tier.NVME] if self.offload.place.is_host else [Tier.HOST, Tier.NVME]
+        while True:
+            home = homes.pop(0)
+            try:
+                return self.offload.runtime.create_many([TensorSpec(
+                    shape=nbytes, dtype=Dtype.U8, role="activation", policy=Policy(home=home))])[0]
+            except BudgetError:
+                if not homes or not self.offload.runtime.tier_stats("nvme").budget_bytes:
+                    raise
 
     def brought(self, storage: _Storage) -> torch.Tensor:
-        """Its bytes, pinned until the node drops them. Prefetches the next storages."""
-        assert storage.tensor is not None
-        runtime = self.offload.runtime
-        flat = torch.from_dlpack(runtime.fetch(storage.tensor))
+        """Its bytes: on the CPU pinned until the node drops them, on a device in memory of
+        PyTorch. Prefetches the next storages."""
+        runtime, place = self.offload.runtime, self.offload.place
+        if place.is_host:
+            flat = place.tensor_of(runtime.fetch(storage.tensors[0]))
+        else:
+            flat = torch.empty(storage.bytes, dtype=torch.uint8, device=place.device)
+            for (begin, count), tensor in zip(self._parts(storage.bytes), storage.tensors):
+                view = self._view(tensor, Access.READ)
+                flat[begin:begin + count].copy_(place.tensor_of(view))
+            self._dead += storage.tensors
+            storage.tensors, storage.memory, storage.version = [], flat, flat._version
+            self.kept += storage.bytes
         ahead: List[Tensor] = []
         at = storage.before() if storage.before is not None else None
-        while at is not None and at.tensor is not None and len(ahead) < _AHEAD:
-            ahead.append(at.tensor)
+        while at is not None and at.tensors and len(ahead) < _AHEAD:
+            ahead += at.tensors
             at = at.before() if at.before is not None else None
         runtime.prefetch(ahead)
         return flat
@@ -183,8 +233,7 @@ class Spill:
         """No node needs the storage any more. May be called while a node still holds its bytes."""
         if storage.memory is not None:
             self.kept -= storage.bytes
-        elif storage.tensor is not None:
-            self._dead.append(storage.tensor)
+        self._dead += storage.tensors
 
     def _sweep(self) -> None:
         dead, self._dead = self._dead, []

@@ -142,10 +142,10 @@ class Case(unittest.TestCase):
         # A module is loaded from where nobody else can write.
         self.directory = tempfile.mkdtemp(prefix="stepwell-late-", dir="/tmp")
         self.addCleanup(shutil.rmtree, self.directory)
-        module = os.path.join(self.directory, "libstepwell-cuda.so")
-        shutil.copyfile(MODULE, module)
-        os.chmod(module, 0o644)
-        double.register(module)
+        self.module = os.path.join(self.directory, "libstepwell-cuda.so")
+        shutil.copyfile(MODULE, self.module)
+        os.chmod(self.module, 0o644)
+        double.register(self.module)
         self.addCleanup(_place.KINDS.pop, "late")
 
     def tearDown(self):
@@ -303,135 +303,6 @@ class Training(Case):
                     self.assertAlmostEqual(one, other, places=5)
 
 
-class SavedTensors(Case):
-    """What autograd saves beyond activation_bytes is in the host tier, or behind it, until backward
-    needs it."""
-
-    ROWS = 8192  # of a batch: 3 MiB in each saved tensor
-
-    def steps(self, model, optimizer, rows=ROWS, again=False):
-        losses = []
-        for step in range(3):
-            data = training.numbers(rows, WIDTH)(step).to("late")
-            loss = square(model(data), data)
-            loss.backward(retain_graph=again)
-            if again:
-                loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        return losses
-
-    def peak(self, run):
-        torch.late.synchronize()
-        torch.accelerator.reset_peak_memory_stats()
-        before = torch.accelerator.memory_allocated()
-        found = run()
-        return found, torch.accelerator.max_memory_allocated() - before
-
-    def made(self, how, kind="adamw"):
-        torch.manual_seed(0)
-        model = (stack(4) if how is None else Checkpointed(how)).to("late")
-        return model, training.OPTIMIZERS[kind](model.parameters())
-
-    def test_they_have_the_same_bits_wherever_they_were(self):
-        for how in (None, False, True):
-            for options in ({}, {"host_bytes": 24 * MIB, "nvme": self.drive()},
-                            {"device_bytes": 24 * MIB}):
-                with self.subTest(how=how, options=[*options]):
-                    model, optimizer = self.made(how)
-                    plain, most = self.peak(lambda: self.steps(model, optimizer))
-                    model, optimizer = self.made(how)
-                    made = self.offload(model, optimizer, activation_bytes=6 * MIB, **options)
-                    found, least = self.peak(lambda: self.steps(model, optimizer))
-                    self.assertEqual(found, plain)
-                    self.assertGreater(made.spill.left, 30 * MIB if how is None else 6 * MIB)
-                    self.assertLessEqual(made.spill.peak, 6 * MIB + 4 * self.ROWS * WIDTH)
-                    if how is None:  # a checkpoint saves little
-                        self.assertLess(least, 0.7 * most)
-                    made.close()
-                    self.assertEqual(double.violations(), [])
-
-    def test_a_second_pass_over_the_same_graph_finds_them(self):
-        model, optimizer = self.made(None)
-        plain = self.steps(model, optimizer, again=True)
-        model, optimizer = self.made(None)
-        self.offload(model, optimizer, activation_bytes=0)
-        self.assertEqual(self.steps(model, optimizer, again=True), plain)
-
-    def test_for_the_calls_of_a_block_alone(self):
-        model, optimizer = self.made(None)
-        plain = self.steps(model, optimizer)
-        model, optimizer = self.made(None)
-        self.offload(model, optimizer)
-        with stepwell.torch.save_on_tiers(model, 0) as spill:
-            self.assertEqual(self.steps(model, optimizer), plain)
-        self.assertGreater(spill.left, 30 * MIB)
-
-    def test_a_saved_tensor_that_is_written_is_an_error(self):
-        class Writes(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.layer = nn.Linear(WIDTH, WIDTH)
-
-            def forward(self, data):
-                out = self.layer(data).exp()
-                out.mul_(2)
-                return out
-        model = Writes().to("late")
-        self.offload(model, activation_bytes=MIB)
-        data = training.numbers(self.ROWS, WIDTH)(0).to("late")
-        with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
-            model(data).sum().backward()
-
-    def test_memory_that_another_stream_made_is_not_given_out_too_early(self):
-        side, rows = torch.late.Stream(), self.ROWS
-
-        class TwoStreams(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.first, self.second = stack(1), stack(3)
-
-            def forward(self, data):
-                here = torch.accelerator.current_stream()
-                side.wait_stream(here)
-                with side:
-                    data = self.first(data)
-                here.wait_stream(side)
-                data = self.second(data)
-                with side:  # what was made there, and left from here, is free for it
-                    [torch.ones(rows, WIDTH, device="late") for _ in range(8)]
-                return data
-        def steps(model, optimizer):
-            losses = []
-            for step in range(3):
-                data = training.numbers(rows, WIDTH)(step).to("late")
-                loss = square(model(data), data)
-                loss.backward()
-                with side:  # the same of gradients
-                    [torch.ones(WIDTH, WIDTH, device="late") for _ in range(8)]
-                optimizer.step()
-                optimizer.zero_grad()
-                losses.append(loss.item())
-            return losses
-        torch.manual_seed(0)
-        plain = TwoStreams().to("late")
-        model = copy.deepcopy(plain)
-        losses = steps(plain, torch.optim.AdamW(plain.parameters()))
-        self.assertEqual(double.violations(), [])
-        optimizer = torch.optim.AdamW(model.parameters())
-        self.offload(model, optimizer, activation_bytes=0)
-        self.assertEqual(steps(model, optimizer), losses)
-        self.assertEqual(double.violations(), [])
-
-    def test_without_room_for_them_the_budget_is_named(self):
-        model, optimizer = self.made(None)
-        self.offload(model, optimizer, activation_bytes=0, host_bytes=24 * MIB,
-                     device_bytes=32 * MIB)
-        with self.assertRaisesRegex(stepwell.BudgetError, "host"):
-            self.steps(model, optimizer, rows=16 * self.ROWS)
-
-
 class Counted(nn.Module):
     """A buffer of each kind, and an extra state of the device."""
 
@@ -501,85 +372,6 @@ class Generations(Case):
                     for name in os.listdir(self.directory):
                         if name.endswith((".stepwell", ".generations")):
                             os.remove(os.path.join(self.directory, name))
-
-
-class Orders(Case):
-    """What the package forgets to order is found, and what the program orders is enough."""
-
-    def planted(self, *fault):
-        model, optimizer = make("adamw")
-        made = self.offload(model, optimizer, device_bytes=fifth(model))
-        with mock.patch.object(*fault):
-            trained("adamw", model, optimizer)
-            torch.late.synchronize()
-        made.close()
-        found = double.violations()
-        self.assertTrue(any("is not ordered after" in each for each in found), found[:3])
-
-    def test_releases_that_name_no_stream_are_found(self):
-        release = _views._Pins.release
-
-        def forgetful(self, flags=0):
-            self._stream = ctypes.c_void_p(stepwell.Stream.SYNCED)
-            release(self, flags)
-        self.planted(_views._Pins, "release", forgetful)
-
-    def test_a_place_without_streams_is_found(self):
-        fetch_options = _stream_fetching.StreamRuntime._fetch_options
-
-        def forgetful(self, views, **options):
-            return fetch_options(self, views, **{**options, "stream": stepwell.Stream.SYNCED})
-        self.planted(_stream_fetching.StreamRuntime, "_fetch_options", forgetful)
-
-    def test_gradients_that_are_taken_too_early_are_found(self):
-        side, copy_of = torch.late.Stream(), _gradients.Gradients._copy
-
-        def early(self, gradient, source):
-            with side:
-                copy_of(self, gradient, source)
-        self.planted(_gradients.Gradients, "_copy", early)
-
-    def test_a_stream_of_the_program_that_is_joined_is_as_good(self):
-        def run(tiers):
-            model, optimizer = make("adamw")
-            if tiers:
-                self.offload(model, optimizer, device_bytes=fifth(model))
-            main, side = torch.late.current_stream(), torch.late.Stream()
-            for step in range(STEPS):
-                data = KINDS["adamw"][1](step).to("late")
-                side.wait_stream(main)
-                with torch.late.stream(side):
-                    loss = square(model(data), data)
-                    loss.backward()
-                main.wait_stream(side)
-                optimizer.step()
-                optimizer.zero_grad()
-            return loss.item()
-        self.assertEqual(run(True), run(False))
-
-    def test_a_stream_that_is_not_joined_is_named(self):
-        model, _ = make("adamw")
-        self.offload(model)
-        data = training.numbers(8, WIDTH)(0).to("late")
-        side = torch.late.Stream()
-        with double.held(side):
-            with side:
-                twice = data * 2
-            model(twice)
-        torch.late.synchronize()
-        self.assertRegex(double.violations()[0], "aten::addmm.* not ordered after aten::mul")
-
-    def test_fetches_that_hit_order_nothing_anew(self):
-        model, _ = make("adamw")
-        unit = self.offload(model).units[0]
-        unit.enter()
-        unit.leave()
-        ordering = "cuEventRecord", "cuStreamWaitEvent"  # threads of the library call others
-        before = [double.calls(entry) for entry in ordering]
-        for _ in range(100):
-            unit.enter()
-            unit.leave()
-        self.assertEqual([double.calls(entry) for entry in ordering], before)
 
 
 class Programs(Case):

@@ -541,6 +541,25 @@ class Programs(Case):
             self.assertAlmostEqual(one, other, places=4)
 
 
+    def test_an_embedding_larger_than_the_device_is_computed_in_tiles(self):
+        def run(tiers):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Embedding(32768, 64), nn.Linear(64, 64)).to("late")
+            optimizer = training.OPTIMIZERS["adamw"](model.parameters())
+            if tiers:
+                self.offload(model, optimizer, device_bytes=6 * 2 * MIB, tile_bytes=2 * MIB)
+            losses = []
+            for step in range(STEPS):
+                ids = torch.randint(32768, (4, 8), generator=torch.Generator().manual_seed(step))
+                loss = model(ids.to("late")).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+            return losses
+        self.assertEqual(run(True), run(False))
+
+
 class Sided(nn.Module):
     """A part of it runs on a stream of its own, which is joined."""
 

@@ -455,6 +455,26 @@ class Programs(Case):
             return list(model.parameters())
         self.both(use)
 
+    def test_a_default_device_is_not_that_of_copies_of_the_host(self):
+        folder, data = self.directory, training.numbers(8, WIDTH)(99).to("late")
+
+        def use(model, optimizer):
+            path = os.path.join(folder, "model.safetensors")
+            with torch.device("late"):
+                states = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
+                for state in states[1]["state"].values():
+                    self.assertEqual(state["step"].device.type, "cpu")
+                stepwell.torch.save_safetensors(model, path)
+                square(model(data), data).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                stepwell.torch.load_safetensors(model, path)
+                optimizer.load_state_dict(states[1])
+                square(model(data), data).backward()
+                optimizer.step()
+                return [model[0].weight.clone(), *copy.deepcopy(model).parameters()]
+        self.both(use)
+
     def test_loops_are_checked(self):
         torch.manual_seed(0)
         model = nn.Sequential(stack(), nn.Dropout(0.5)).to("late")

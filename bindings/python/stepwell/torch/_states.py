@@ -103,7 +103,7 @@ class CountSource(Source):
     def memory(self, write: bool, whole: bool) -> torch.Tensor:
         if self.plain is not None:
             return self.plain
-        return torch.tensor(float(self._steps.count(self.record)), device="cpu")
+        return torch.tensor(float(self._steps.count(self.record)), device=self.device)
 
     def used(self, memory: torch.Tensor, result: Any, wrote: bool) -> None:
         if wrote and self.plain is None:
@@ -111,7 +111,8 @@ class CountSource(Source):
 
     def settle(self) -> None:
         if self.plain is None:
-            self.plain = torch.tensor(float(self._steps.count(self.record)), device="cpu")
+            self.plain = torch.tensor(float(self._steps.count(self.record)),
+                                      device=self.device)
 
 
 class MasterSource(Source):

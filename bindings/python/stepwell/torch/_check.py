@@ -74,6 +74,9 @@ def check(step: Callable[[torch.nn.Module, torch.optim.Optimizer, Any], Any],
     random_states = _random_states()
     plain, tiered = _copy(model, optimizer), _copy(model, optimizer)
     found = 0
+    if options.get("device") is not None:
+        plain[0].to(options["device"])
+        plain[1].load_state_dict(plain[1].state_dict())  # states go where the parameters are
     offload(*tiered, **options)
     try:
         for at, batch in enumerate(given):

@@ -291,7 +291,8 @@ class KernelSteps(Steps):
             state.show("step", CountSource(self, record).lazy())
 
     def _take(self, record: Record, name: str, value: Any) -> None:
-        if isinstance(value, torch.Tensor) and not isinstance(value, Lazy):
+        if isinstance(value, torch.Tensor) and not isinstance(value, Lazy) and (
+                value.device == self.offload.place.device or not value.dim()):
             self._taken[record, name] = weakref.ref(value)
 
     @torch.no_grad()

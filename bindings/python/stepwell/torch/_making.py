@@ -15,7 +15,7 @@ from .._tensor import TensorSpec
 from ..errors import BudgetError
 from . import _kinds, _tiles, _wrappers
 from ._commits import extra_states
-from ._place import Place
+from ._place import HOST, DeviceLike, Place, device_of
 from ._records import DTYPES, TRAINED, Offloaded
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ offloads: "weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Any]]" = (
 
 def checked(model: torch.nn.Module, made: Any = None,
             devices: Collection[str] = ("cpu",)) -> List[Tuple[str, torch.nn.Parameter]]:
-    """The parameters, each once. Raises if one of them is not supported."""
+    """The parameters, each once. Raises if one of them is not supported. made: the tiers of
+    init(), in which some of them are. devices: types of devices, or devices."""
     _wrappers.check_model(model)
     if model in offloads:
         raise ValueError("this model is offloaded already; offloaded(model).close() ends it")
@@ -60,10 +61,14 @@ def checked(model: torch.nn.Module, made: Any = None,
         if getattr(parameter, "grad_dtype", parameter.dtype) != parameter.dtype:
             raise TypeError(f"{what} is {parameter.dtype} with grad_dtype={parameter.grad_dtype}: "
                             "a gradient in tiers has the dtype of its parameter")
-        if parameter.device.type not in devices:
+        if parameter.is_meta and "meta" not in devices:
+            raise TypeError(f"{what} is on meta and has no values: make the model inside of "
+                            "stepwell.torch.init(), or give it memory with "
+                            "model.to_empty(device='cpu') and load its values")
+        if not {parameter.device.type, str(parameter.device)} & set(devices):
             raise TypeError(f"{what} is on {parameter.device}, and this call takes parameters on "
                             f"{' or '.join(devices)}: move the model there with model.to()")
-        if found and parameter.device != found[0][1].device:
+        if made is None and found and parameter.device != found[0][1].device:
             raise TypeError(f"{what} is on {parameter.device} and '{found[0][0]}' on "
                             f"{found[0][1].device}, and one offload() is for one device: move the "
                             "model to one of them, or offload its parts one by one")
@@ -76,6 +81,29 @@ def checked(model: torch.nn.Module, made: Any = None,
     if not found:
         raise ValueError("the model has no parameters")
     return found
+
+
+def chosen(device: DeviceLike, name: str, parameter: torch.Tensor) -> torch.device:
+    """The device that the program has asked for. The parameter: one of the model's."""
+    wanted = device_of(device)
+    if parameter.device not in (HOST.device, wanted):
+        raise ValueError(
+            f"device='{wanted}', and parameter '{name}' is on {parameter.device}: only what is on "
+            "the CPU is moved to another device. Move the model with model.to('cpu') before, or "
+            "leave device= out")
+    return wanted
+
+
+def move_buffers(model: torch.nn.Module, device: torch.device) -> None:
+    """Replace buffers by copies on the device, or none of them."""
+    copies: Dict[int, torch.Tensor] = {}
+    places = [(module._buffers, name, buffer) for module in model.modules()
+              for name, buffer in module._buffers.items() if buffer is not None]
+    for _, _, buffer in places:
+        if id(buffer) not in copies:
+            copies[id(buffer)] = buffer.to(device)
+    for buffers, name, buffer in places:
+        buffers[name] = copies[id(buffer)]
 
 
 def check_updates(optimizer: Optional[torch.optim.Optimizer], keep_gradients: bool,

@@ -27,10 +27,10 @@ from ._gradients import Gradients
 from ._in_backward import InBackward, runs_backward
 from ._lazy import Window
 from ._making import (
-    check_options, check_place, check_updates, check_updates_fit, checked, fit_whole, lacking,
-    later_of, need, offloads, spec_of, unwrapped,
+    check_options, check_place, check_updates, check_updates_fit, checked, chosen, fit_whole,
+    lacking, later_of, move_buffers, need, offloads, spec_of, unwrapped,
 )
-from ._place import HOST, KINDS, Place
+from ._place import HOST, KINDS, DeviceLike, Place
 from ._private import not_compiled
 from ._progress import Meter, Progress
 from ._ranks import Ranks
@@ -531,8 +531,8 @@ def _end(step: Step) -> Optional[StepStats]:
 
 
 def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] = None, *,
-            device_bytes: Size, host_bytes: Size = 0, nvme: Places = None,
-            nvme_bytes: Optional[Size] = None, keep_gradients: bool = False,
+            device: Optional[DeviceLike] = None, device_bytes: Size, host_bytes: Size = 0,
+            nvme: Places = None, nvme_bytes: Optional[Size] = None, keep_gradients: bool = False,
             update_in_backward: bool = False, find_unused_parameters: bool = False,
             activation_bytes: Optional[Size] = None, activation_nvme_bytes: Size = "4GiB",
             store_name: Optional[str] = None, tile_bytes: Optional[Size] = None,
@@ -541,11 +541,13 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
             ) -> Tuple[torch.nn.Module, Optional[torch.optim.Optimizer]]:
     """Keep a model's parameters, gradients and optimizer states in tiers; returns both arguments.
 
-    The training loop is unchanged. device_bytes: memory in which the model computes; host_bytes: a
-    second tier of memory, useful if the device is a GPU; nvme: a directory, or several, for bytes
-    that do not fit; nvme_bytes: its size, by default enough for parameters, and for the gradients
-    and states of those that require a gradient, and of trainable_later: parameters, or patterns of
-    their names ("*.norm.*"), that will later.
+    The training loop is unchanged. device: where the model computes, by default where it is;
+    device="cuda" takes one that is on the CPU there, which is never on the device as a whole.
+    device_bytes: memory in which the model computes; host_bytes: a second tier of memory, useful if
+    the device is a GPU; nvme: a directory, or several, for bytes that do not fit; nvme_bytes: its
+    size, by default enough for parameters, and for the gradients and states of those that require a
+    gradient, and of trainable_later: parameters, or patterns of their names ("*.norm.*"), that will
+    later.
     store_name: the name of a store for generations (Offload.commit()); resume=True: resume the
     newest generation, which replaces the contents of the arguments; with overwrite=True start anew
     if there is none. strict: a generation is resumed only if it has the parameters and buffers of
@@ -569,7 +571,8 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
     given, optimizer = optimizer, unwrapped(optimizer)
     check_updates(optimizer, keep_gradients, update_in_backward, find_unused_parameters)
     parameters = checked(model, devices=tuple(KINDS))
-    place = Place(parameters[0][1].device)
+    before = parameters[0][1].device
+    place = Place(before if device is None else chosen(device, *parameters[0]))
     check_place(place, size_of(host_bytes), options)
     known = {id(parameter) for _, parameter in parameters}
     if optimizer is not None:
@@ -600,7 +603,10 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
                    find_unused_parameters, tile_bytes, strict)
         if activation_bytes is not None:
             made.spill = made.saved_tensors.begin(size_of(activation_bytes))
+        if device is not None:
+            move_buffers(model, place.device)
     except BaseException:
+        place.plain = before
         made.close()
         raise
     return model, given

@@ -28,6 +28,7 @@ class OwnSteps(Steps):
         super().__init__(optimizer, offload)
         self._assigned: Dict[Tuple[int, Any], ParameterState] = {}  # values that are still plain
         self._places: Dict[str, "weakref.ref[StateSource]"] = {}    # by the name of their tensor
+        self._arrives = True  # states that are on the CPU go where the parameters go
         self._inner = [each for each in vars(optimizer).values()
                        if isinstance(each, torch.optim.Optimizer)]
         for each in self._inner:
@@ -141,6 +142,7 @@ class OwnSteps(Steps):
         for (key, name), state in list(self._assigned.items()):
             if self._leave(state, name):
                 del self._assigned[key, name]
+        self._arrives = False
 
     def _leave(self, state: ParameterState, name: Any) -> bool:
         """Move a state to tiers, unless the program refers to its memory. Returns whether it has
@@ -149,11 +151,17 @@ class OwnSteps(Steps):
         least = _SMALL if self.offload.commits is None else 4  # the room for metadata is small
         if not isinstance(value, torch.Tensor) or isinstance(value, Lazy) \
                 or value.dtype not in DTYPES or value.layout is not torch.strided \
-                or value.requires_grad or value.device != self.offload.place.device \
-                or value.numel() * value.element_size() <= least:
+                or value.requires_grad:
+            return True
+        here = value.device == self.offload.place.device
+        if not here and not (self._arrives and value.is_cpu and value.dim()):
+            return True
+        if value.numel() * value.element_size() <= least:
+            if not here:
+                state.show(name, self.offload.place.to(value))
             return True
         del value
-        if not alone(state, name):
+        if here and not alone(state, name):
             return False
         value = dict.get(state, name)
         full = self._name(state, name)

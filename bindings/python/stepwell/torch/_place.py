@@ -7,7 +7,7 @@ and releases name it, and the library orders its copies by that.
 """
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, NamedTuple, Optional
+from typing import Any, Callable, Dict, NamedTuple, Optional, Union
 
 import torch
 
@@ -15,6 +15,10 @@ from .._enums import Stream
 from .._options import Device
 from .._runtime import Runtime
 from .._stream_fetching import StreamRuntime
+
+DeviceLike = Union[str, int, torch.device]
+
+_set_data: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 class Kind(NamedTuple):
@@ -34,6 +38,8 @@ class Kind(NamedTuple):
     torch_order: bool
     # Whether what is enqueued on the current stream is recorded to be repeated later.
     captures: Optional[Callable[[], bool]] = None
+    # Give a parameter, of this device or of the CPU, other memory.
+    set_data: Callable[[torch.Tensor, torch.Tensor], None] = _set_data
 
 
 # By the type of torch.device. A test adds a device of its own before offload().
@@ -52,6 +58,7 @@ class Place:
     def __init__(self, device: torch.device) -> None:
         kind = KINDS[device.type]
         self.device = device
+        self.plain = device  # of copies for the program
         self.kind = kind
         self.tensor_of = kind.tensor_of
         self.torch_order = kind.torch_order
@@ -110,8 +117,16 @@ class Place:
         tensor.record_stream(torch.accelerator.current_stream())
 
     def to(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor itself if it is there, else a copy."""
-        return tensor.to(self.device)
+        """The tensor itself if it is where the program has its copies, else a copy."""
+        return tensor.to(self.plain)
+
+
+def device_of(given: DeviceLike) -> torch.device:
+    """The device of an argument, with its index."""
+    wanted = torch.device(given)
+    if wanted.type not in KINDS:
+        raise ValueError(f"device='{wanted}': a model computes on {' or '.join(KINDS)}")
+    return torch.empty(0, device=wanted).device
 
 
 HOST = Place(torch.device("cpu"))

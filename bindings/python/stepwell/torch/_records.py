@@ -165,7 +165,7 @@ class Record:
         if self.tensor.info().state == 0:
             write(self.tensor, parameter if data is None else data, self.stride)
         with _Off():
-            _data.__set__(  # type: ignore[attr-defined]
+            self.offload.place.kind.set_data(
                 parameter, at_address(self.offload.place, self.tensor, self.size, self.stride))
         self.views.clear()
         self.alias = parameter.detach()  # shares the version counter, and is faster to query
@@ -184,7 +184,7 @@ class Record:
             self.hooked.remove()
         parameter.__class__ = torch.nn.Parameter
         parameter.__dict__.pop("_stepwell", None)
-        parameter.data = data
+        self.offload.place.kind.set_data(parameter, data)
 
     def view(self, like: torch.Tensor) -> torch.Tensor:
         """A view of the parameter. It is kept, since a module makes the same views each time."""

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""offload() with device=: models that are on the CPU before.
+
+usage: test_device_argument.py MODULE, over the double of CUDA's driver.
+"""
+import contextlib
+import unittest
+from unittest import mock
+
+import double
+import stepwell
+import stepwell.torch
+import torch
+import training
+from stepwell.torch import _offload
+from test_offload_device import (
+    KINDS, MIB, WIDTH, Case, fifth, square, stack, trained, values,
+)
+from torch import nn
+
+STEP = 64 * MIB
+OPTIMIZERS = {  # without forms, which training.py asks for on the CPU
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, 1e-2),
+    "adamw_single": training.OPTIMIZERS["adamw_single"],
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, 1e-3),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9),
+}
+
+
+def make(kind):
+    """A model on the CPU."""
+    torch.manual_seed(0)
+    model_of, _, _, optimizer, _ = KINDS[kind]
+    model = model_of()
+    return model, OPTIMIZERS[optimizer](
+        [parameter for parameter in model.parameters() if parameter.requires_grad])
+
+
+def move(model, optimizer):
+    """As programs do it: the model, and states by what load_state_dict() does with them."""
+    model.to("late")
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
+def loop_options(kind):
+    return {name: value for name, value in KINDS[kind][-1].items()
+            if name in ("keep_gradients", "update_in_backward")}
+
+
+class Moves(Case):
+    def both(self, kind, before=lambda *of: None, **options):
+        """The losses, tensors of the model and states, of a model that is moved as a whole and of
+        one that offload() moves."""
+        found = []
+        for as_a_whole in (True, False):
+            model, optimizer = make(kind)
+            before(model, optimizer)
+            if as_a_whole:
+                move(model, optimizer)
+            places = [(id(parameter), parameter.dtype, parameter.requires_grad)
+                      for parameter in model.parameters()]
+            made = self.offload(model, optimizer, **{
+                "device": None if as_a_whole else "late", "device_bytes": fifth(model),
+                **loop_options(kind), **options})
+            self.assertEqual([(id(parameter), parameter.dtype, parameter.requires_grad)
+                              for parameter in model.parameters()], places)
+            losses = trained(kind, model, optimizer)
+            made.close()
+            for each in [*model.parameters(), *model.buffers()]:
+                self.assertEqual(each.device, double.DEVICE)
+            states = {(at, name): value for at, state in optimizer.state_dict()["state"].items()
+                      for name, value in state.items()}
+            for (_, name), value in states.items():
+                self.assertEqual(value.device.type, "cpu" if name == "step" else "late")
+            found.append((losses, values(model), states))
+        (losses, model, states), (other_losses, other_model, other_states) = found
+        self.assertEqual(losses, other_losses)
+        self.assertNotEqual(losses[0], losses[-1])
+        for one, other in ((model, other_model), (states, other_states)):
+            self.assertEqual(one.keys(), other.keys())
+            for key, value in one.items():
+                self.assertTrue(torch.equal(value.cpu(), other[key].cpu()), key)
+        self.assertEqual(double.violations(), [])
+
+    def test_losses_are_those_of_a_model_that_is_moved_as_a_whole(self):
+        for kind in KINDS:
+            with self.subTest(kind=kind):
+                self.both(kind)
+
+    def test_all_on_the_device_and_a_drive_behind_it(self):
+        for kind in ("adamw", "rmsprop", "convolutions"):
+            with self.subTest(kind=kind):
+                self.both(kind, device_bytes=256 * MIB)
+                self.both(kind, host_bytes=24 * MIB, nvme=self.drive())
+
+    def test_gradients_and_states_that_are_there_before(self):
+        def begun(model, optimizer):
+            for step in range(3):
+                optimizer.zero_grad()
+                data = training.numbers(8, WIDTH)(step)
+                square(model(data), data).backward()
+                if step < 2:
+                    optimizer.step()
+        for kind in ("adamw", "sgd", "rmsprop"):
+            with self.subTest(kind=kind):
+                self.both(kind, begun)
+
+    def test_states_that_the_program_holds_are_not_needed(self):
+        def begun(model, optimizer):
+            data = training.numbers(8, WIDTH)(0)
+            square(model(data), data).backward()
+            optimizer.step()
+            held.extend(value for state in optimizer.state.values() for value in state.values())
+        for kind in ("adamw", "rmsprop"):
+            held = []
+            with self.subTest(kind=kind):
+                self.both(kind, begun)
+            self.assertEqual({each.device.type for each in held}, {"cpu"})
+
+    def test_weights_of_16_bits(self):
+        found = []
+        for device in (None, "late"):
+            torch.manual_seed(0)
+            model = stack().bfloat16()
+            optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+            if device is None:
+                model.to("late")
+            made = self.offload(model, optimizer, device=device, device_bytes=20 * MIB)
+            for step in range(3):
+                data = training.numbers(8, WIDTH)(step).to("late", torch.bfloat16)
+                loss = square(model(data), data.float())
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            made.close()
+            found.append([loss.item(), *values(model).values()])
+            self.assertEqual(model[0].weight.dtype, torch.bfloat16)
+        for one, other in zip(*found):
+            self.assertTrue(torch.equal(torch.as_tensor(one), torch.as_tensor(other)))
+
+    def test_parameters_of_all_forms(self):
+        torch.manual_seed(0)
+        model = nn.ParameterDict({
+            "bytes": nn.Parameter(torch.arange(-9, 9, dtype=torch.int8), requires_grad=False),
+            "empty": nn.Parameter(torch.empty(0, 3)),
+            "one": nn.Parameter(torch.tensor(2.0)),
+            "order": nn.Parameter(torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)),
+            "frozen": nn.Parameter(torch.randn(600000).half(), requires_grad=False),
+        })
+        before = {name: (value, value.detach().clone(), value.stride(), value.requires_grad)
+                  for name, value in model.items()}
+        made = self.offload(model, device="late")
+        for is_closed in (False, True):
+            for name, (same, values_before, stride, trained_) in before.items():
+                self.assertIs(model[name], same)
+                self.assertEqual(same.device, double.DEVICE)
+                self.assertEqual((same.dtype, same.stride(), same.requires_grad),
+                                 (values_before.dtype, stride, trained_))
+                self.assertTrue(torch.equal(same.cpu(), values_before), name)
+            if not is_closed:
+                made.close()
+
+    def test_it_is_never_on_the_device_as_a_whole(self):
+        model = nn.Sequential(*[nn.Linear(512, 512) for _ in range(24)])
+        optimizer = torch.optim.AdamW(model.parameters())
+        torch.late.empty_cache()
+        torch.late.reset_peak_memory_stats()
+        before = torch.late.memory_allocated()
+        self.offload(model, optimizer, device="late", device_bytes=STEP)
+        self.assertLess(torch.late.max_memory_allocated() - before, MIB)
+
+    def test_buffers_are_moved_once_each(self):
+        shared, there = torch.arange(5.0), torch.ones(3, device="late")
+        model = nn.ModuleList([nn.Linear(4, 4), nn.BatchNorm1d(4)])
+        model[0].register_buffer("first", shared, persistent=False)
+        model[1].register_buffer("second", shared)
+        model[1].register_buffer("there", there)
+        model[1].register_buffer("none", None)
+        self.offload(model, device="late")
+        self.assertIs(model[0].first, model[1].second)
+        self.assertIs(model[1].there, there)
+        self.assertIsNone(model[1].none)
+        for buffer in model.buffers():
+            self.assertEqual(buffer.device, double.DEVICE)
+        self.assertTrue(torch.equal(model[0].first.cpu(), shared))
+        self.assertEqual(list(model.state_dict())[-2:], ["1.second", "1.there"])
+
+    def test_the_device_where_the_model_is(self):
+        for device in ("late", "late:0", double.DEVICE, torch.device("late")):
+            model, optimizer = make("adamw")
+            move(model, optimizer)
+            made = self.offload(model, optimizer, device=device)
+            self.assertEqual(made.place.device, double.DEVICE)
+            made.close()
+        model, optimizer = make("adamw")
+        made = self.offload(model, optimizer, device="cpu", host_bytes=0)
+        self.assertTrue(made.place.is_host)
+        self.assertTrue(model[0].weight.is_cpu)
+
+    def test_a_model_is_back_on_the_CPU_after_an_error(self):
+        for fault in (None, mock.patch.object(_offload, "move_buffers", side_effect=MemoryError)):
+            model, optimizer = make("adamw")
+            model.register_buffer("table", torch.ones(3))
+            data = training.numbers(8, WIDTH)(0)
+            for _ in range(2):
+                square(model(data), data).backward()
+                optimizer.step()
+            objects = list(model.parameters())
+            plain = {key: value.clone() for key, value in model.state_dict().items()}
+            before = [each.clone() for each in (
+                *[parameter.grad for parameter in objects],
+                *[value for state in optimizer.state.values() for value in state.values()])]
+            with fault or contextlib.nullcontext():
+                with self.assertRaises(stepwell.BudgetError if fault is None else MemoryError):
+                    self.offload(model, optimizer, device="late",
+                                 device_bytes=4 * MIB if fault is None else STEP)
+            for one, other in zip(model.parameters(), objects, strict=True):
+                self.assertIs(one, other)
+                self.assertIs(type(one), nn.Parameter)
+            after = [*[parameter.grad for parameter in objects],
+                     *[value for state in optimizer.state.values() for value in state.values()]]
+            for one, other in [*zip(after, before, strict=True), *[
+                    (value, plain[key]) for key, value in model.state_dict().items()]]:
+                self.assertTrue(one.is_cpu)
+                self.assertTrue(torch.equal(one, other))
+            optimizer.step()
+
+    def test_loops_are_checked(self):
+        def step(model, optimizer, at):
+            data = training.numbers(8, WIDTH)(at).to("late")
+            loss = square(model(data), data)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+        model = stack()
+        optimizer = training.OPTIMIZERS["adamw_single"](model.parameters())
+        found = stepwell.torch.check(step, model, optimizer, device="late", device_bytes=STEP,
+                                     host_bytes=512 * MIB, probe=False)
+        self.assertTrue(found, found)
+        self.assertTrue(model[0].weight.is_cpu)
+
+
+class Refusals(Case):
+    def test_devices(self):
+        model, optimizer = make("adamw")
+        for device, error, words in (
+            ("xpu", ValueError, "device='xpu': a model computes on cpu or cuda or late"),
+            ("meta", ValueError, "device='meta': a model computes on"),
+            ("late:1", RuntimeError, "invalid device ordinal 1"),
+            ("nonsense", RuntimeError, "nonsense"),
+            (True, TypeError, "bool"),
+        ):
+            with self.subTest(device=device), self.assertRaisesRegex(error, words):
+                self.offload(model, optimizer, device=device)
+        move(model, optimizer)
+        with self.assertRaisesRegex(ValueError, "device='cpu', and parameter '0.weight' is on "
+                                    r"late:0: .* model.to\('cpu'\) before, or leave device= out"):
+            self.offload(model, optimizer, device="cpu")
+        self.assertEqual(model[0].weight.device, double.DEVICE)
+
+    def test_parameters(self):
+        model, optimizer = make("adamw")
+        model[0].to("late")
+        with self.assertRaisesRegex(TypeError, "one offload.. is for one device"):
+            self.offload(model, optimizer, device="late")
+        with self.assertRaisesRegex(TypeError, "'weight' is on meta and has no values: .*init.*"
+                                    r"to_empty\(device='cpu'\)"):
+            self.offload(nn.Linear(2, 2, device="meta"), device="late")
+
+
+if __name__ == "__main__":
+    unittest.main()

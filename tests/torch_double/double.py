@@ -230,6 +230,10 @@ def register(module, arena="arena=permanent"):
         stream = current_handle() or Stream.LEGACY
         return take(exporter.__dlpack__(max_version=(1, 1), stream=stream))
 
+    def free(index):
+        torch.late.empty_cache()
+        return torch.late.mem_get_info(index)[0]
+
     def set_data(parameter, data):  # as _keep_identities()
         if parameter.device == data.device:
             torch.Tensor.data.__set__(parameter, data)
@@ -237,4 +241,5 @@ def register(module, arena="arena=permanent"):
             torch.utils.swap_tensors(parameter, torch.nn.Parameter(data, parameter.requires_grad))
 
     _place.KINDS["late"] = _place.Kind(
-        module, arena, lambda index: current_handle(), tensor_of, True, set_data=set_data)
+        module, arena, lambda index: current_handle(), tensor_of, True, free=free,
+        set_data=set_data)

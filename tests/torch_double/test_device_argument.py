@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""offload() with device=: models that are on the CPU before.
+"""offload() with device=, and the budgets that it chooses there.
 
 usage: test_device_argument.py MODULE, over the double of CUDA's driver.
 """
 import contextlib
+import io
+import logging
+import os
+import tempfile
 import unittest
 from unittest import mock
 
@@ -12,7 +16,7 @@ import stepwell
 import stepwell.torch
 import torch
 import training
-from stepwell.torch import _offload
+from stepwell.torch import _budgets, _offload, _place
 from test_offload_device import (
     KINDS, MIB, WIDTH, Case, fifth, square, stack, trained, values,
 )
@@ -241,6 +245,131 @@ class Moves(Case):
         self.assertTrue(model[0].weight.is_cpu)
 
 
+class Budgets(Case):
+    def begin(self, model, optimizer=None, **options):
+        """offload() with its defaults, and what it tells."""
+        printed = io.StringIO()
+        with self.assertLogs("stepwell.torch", logging.INFO) as log, \
+                contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            stepwell.torch.offload(model, optimizer, probe=False, **options)
+        self.assertEqual(printed.getvalue(), "")
+        made = stepwell.torch.offloaded(model)
+        self.addCleanup(made.close)
+        told = sorted(each.getMessage() for each in log.records)
+        return told, *[made.runtime.tier_stats(tier).budget_bytes for tier in ("device", "host")]
+
+    def left(self, nbytes):
+        """What is left of the machine's memory."""
+        return mock.patch.object(_budgets, "available", lambda: nbytes)
+
+    def test_no_budget_is_needed(self):
+        found = []
+        for options in ({"device_bytes": 256 * MIB, "host_bytes": 512 * MIB}, None):
+            model, optimizer = make("adamw")
+            if options is not None:
+                self.offload(model, optimizer, device="late", **options)
+            else:
+                cached = torch.empty(128 * MIB, dtype=torch.uint8, device="late")
+                del cached
+                torch.late.empty_cache()
+                free = torch.late.mem_get_info()[0]
+                cached = torch.empty(128 * MIB, dtype=torch.uint8, device="late")
+                del cached  # the allocator has it, and returns it
+                told, device, host = self.begin(model, optimizer, device="late")
+                self.assertEqual(device, free // 2 // STEP * STEP)
+                self.assertGreater(host, len(list(model.parameters())) * 2 * MIB)
+                self.assertRegex(told[0], r"device_bytes is \d+ MiB: half of the .* on late:0")
+                self.assertRegex(told[1], "host_bytes is .*: what all parameters, gradients and "
+                                          "states take")
+                self.assertEqual(len(told), 2)
+            found.append(trained("adamw", model, optimizer))
+            stepwell.torch.offloaded(model).close()
+        self.assertEqual(*found)
+
+    def test_a_drive_has_what_memory_has_not(self):
+        model, optimizer = make("adamw")
+        with self.left(128 * MIB):
+            told, _, host = self.begin(model, optimizer, device="late", nvme=self.drive(),
+                                       device_bytes=STEP)
+        self.assertEqual(host, STEP)
+        self.assertEqual(len(told), 1)
+        self.assertRegex(told[0], "host_bytes is 64 MiB: three quarters of the 128 MiB")
+        trained("adamw", model, optimizer)
+
+    def test_what_fits_nowhere_is_refused_with_the_sum(self):
+        model, optimizer = make("adamw")
+        with self.left(100 * MIB):
+            with self.assertRaisesRegex(stepwell.BudgetError, "without nvme .* take up to \\d{9} "
+                                        f"bytes, .* left to this process are {75 * MIB}: give "
+                                        "nvme="):
+                stepwell.torch.offload(model, optimizer, device="late", device_bytes=STEP)
+        with self.left(60 * MIB):
+            with self.assertRaisesRegex(stepwell.BudgetError, f"{60 * MIB} bytes of memory are "
+                                        "left .* give host_bytes"):
+                stepwell.torch.offload(model, optimizer, device="late", device_bytes=STEP,
+                                       nvme=self.drive())
+        self.assertTrue(model[0].weight.is_cpu)
+        with self.assertRaisesRegex(stepwell.BudgetError, "must fit into host_bytes, and take"):
+            self.offload(model, optimizer, device="late", host_bytes=16 * MIB)
+
+    def test_a_device_without_room_is_refused(self):
+        model, optimizer = make("adamw")
+        _place.KINDS["late"] = _place.KINDS["late"]._replace(free=lambda index: 2 * STEP - 1)
+        with self.assertRaisesRegex(stepwell.BudgetError, f"{2 * STEP - 1} bytes are free on "
+                                    "late:0, and half .* give device_bytes"):
+            stepwell.torch.offload(model, optimizer, device="late")
+
+    def test_one_memory_has_one_budget(self):
+        _place.KINDS["late"] = _place.KINDS["late"]._replace(is_unified=lambda index: True)
+        model, optimizer = make("adamw")
+        for options in ({}, {"device_bytes": STEP}, {"host_bytes": STEP}):
+            with self.assertRaisesRegex(ValueError, "late:0 and the CPU have one memory, .* one "
+                                        "budget, which has no default: give both"):
+                stepwell.torch.offload(model, optimizer, device="late", **options)
+        self.offload(model, optimizer, device="late")
+
+    def test_lines_go_to_the_log_of_the_runtime(self):
+        for level, count in ((logging.INFO, 2), (None, 0)):
+            lines = []
+            model, optimizer = make("adamw")
+            stepwell.torch.offload(model, optimizer, device="late", probe=False, log_level=level,
+                                   log=lambda level, topic, line: lines.append((topic, line)))
+            stepwell.torch.offloaded(model).close()
+            self.assertEqual([topic for topic, _ in lines].count("budgets"), count)
+        logger = logging.getLogger("test")
+        with self.assertLogs(logger, logging.INFO) as log:
+            stepwell.torch.offload(model, optimizer, probe=False, log=logger)
+        stepwell.torch.offloaded(model).close()
+        self.assertIn("device_bytes", " ".join(log.output))
+
+    def test_memory_that_is_left(self):
+        with tempfile.TemporaryDirectory(dir=self.directory) as root:
+            def write(path, text):
+                os.makedirs(os.path.dirname(root + path), exist_ok=True)
+                with open(root + path, "w", encoding="ascii") as file:
+                    file.write(text)
+            write("/proc/meminfo", "MemTotal: 900 kB\nMemAvailable:     500 kB\n")
+            self.assertEqual(_budgets.available(root), 500 << 10)
+            write("/proc/self/cgroup", "0::/a/b\n")
+            self.assertEqual(_budgets.available(root), 500 << 10)
+            write("/sys/fs/cgroup/a/b/memory.max", "max\n")
+            write("/sys/fs/cgroup/a/b/memory.current", "5000\n")
+            self.assertEqual(_budgets.available(root), 500 << 10)
+            write("/sys/fs/cgroup/a/memory.max", "300000\n")
+            write("/sys/fs/cgroup/a/memory.high", "200000\n")
+            write("/sys/fs/cgroup/a/memory.current", "90000\n")
+            write("/sys/fs/cgroup/a/memory.stat", "file 7\ninactive_file 40000\n")
+            self.assertEqual(_budgets.available(root), 150000)
+            write("/proc/self/cgroup", "5:cpu:/x\n4:memory,hugetlb:/c\n0::/none\n")
+            write("/sys/fs/cgroup/memory/memory.limit_in_bytes", f"{(1 << 63) - 4096}\n")
+            write("/sys/fs/cgroup/memory/c/memory.limit_in_bytes", "100000\n")
+            write("/sys/fs/cgroup/memory/c/memory.usage_in_bytes", "120000\n")
+            self.assertEqual(_budgets.available(root), 0)
+            write("/sys/fs/cgroup/memory/c/memory.stat", "total_inactive_file 110000\n")
+            self.assertEqual(_budgets.available(root), 90000)
+        self.assertGreater(_budgets.available(), 0)
+
+
 class Refusals(Case):
     def test_devices(self):
         model, optimizer = make("adamw")
@@ -267,6 +396,20 @@ class Refusals(Case):
         with self.assertRaisesRegex(TypeError, "'weight' is on meta and has no values: .*init.*"
                                     r"to_empty\(device='cpu'\)"):
             self.offload(nn.Linear(2, 2, device="meta"), device="late")
+
+    def test_sizes(self):
+        model, optimizer = make("adamw")
+        for name in ("device_bytes", "host_bytes"):
+            for size in (-1, True, False, 1.5, "much", "-1"):
+                with self.subTest(name=name, size=size), self.assertRaisesRegex(
+                        ValueError, "no size"):
+                    self.offload(model, optimizer, device="late", **{name: size})
+        with self.assertRaisesRegex(ValueError, "device_bytes='auto' is not known yet"):
+            self.offload(model, optimizer, device="late", device_bytes="auto")
+        with self.assertRaisesRegex(ValueError, "needs host_bytes"):
+            self.offload(model, optimizer, device="late", host_bytes=0)
+        with self.assertRaisesRegex(TypeError, "a model on cpu needs device_bytes, .*estimate"):
+            stepwell.torch.offload(model, optimizer, host_bytes=STEP)
 
 
 if __name__ == "__main__":

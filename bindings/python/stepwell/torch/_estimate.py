@@ -20,7 +20,7 @@ from ..errors import BudgetError
 from . import _kinds, _optimizer, _tiles
 from ._division import SHARE, Part, beside, check_room, parts
 from ._making import checked, need, spec_of
-from ._sizes import Places, Size, nvme_of, size_of
+from ._sizes import Places, Size, nvme_of, size_of, text_of
 
 _ALIGNED = 256      # bytes; small tensors in a block begin at multiples of it
 _TOGETHER = 4096    # the maximum number of tensors in a block
@@ -46,14 +46,14 @@ class Estimate(NamedTuple):
 
     def __str__(self) -> str:
         lines = [
-            f"parameters {_text(self.parameters)}, gradients {_text(self.gradients)}, "
-            f"optimizer states {_text(self.states)}",
-            f"nvme_bytes    {_text(self.nvme_bytes)} by default",
-            f"device_bytes  {_text(self.least_device_bytes)} at least, "
-            f"{_text(self.sensible_device_bytes)} to read ahead, "
-            f"{_text(self.resident_device_bytes)} so that nothing moves",
-            f"a step with device_bytes={_text(self.device_bytes)}: {self.units} units, at most "
-            f"{_text(self.step_read_bytes)} read and {_text(self.step_written_bytes)} written, "
+            f"parameters {text_of(self.parameters)}, gradients {text_of(self.gradients)}, "
+            f"optimizer states {text_of(self.states)}",
+            f"nvme_bytes    {text_of(self.nvme_bytes)} by default",
+            f"device_bytes  {text_of(self.least_device_bytes)} at least, "
+            f"{text_of(self.sensible_device_bytes)} to read ahead, "
+            f"{text_of(self.resident_device_bytes)} so that nothing moves",
+            f"a step with device_bytes={text_of(self.device_bytes)}: {self.units} units, at most "
+            f"{text_of(self.step_read_bytes)} read and {text_of(self.step_written_bytes)} written, "
             + ("of unknown time: give nvme= a directory that `stepwell tune` has measured"
                if self.drive_seconds is None else f"{self.drive_seconds:.3g} s of the drive"),
         ]
@@ -271,12 +271,3 @@ def _drive_seconds(nvme: Places, profile: Profile, read: int, written: int) -> O
         speeds = [runtime.link_stats(link).measured_bytes_per_s
                   for link in (Link.NVME_TO_DEVICE, Link.DEVICE_TO_NVME)]
     return read / speeds[0] + written / speeds[1] if all(speeds) else None
-
-
-def _text(nbytes: int) -> str:
-    value = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
-            break
-        value /= 1024
-    return f"{value:.4g} {unit}"

@@ -19,9 +19,11 @@ from torch.nn.modules.module import (
 )
 
 from .._options import Nvme
+from ._budgets import budgets
 from ._making import check_options, check_updates, checked, unwrapped
 from ._offload import Offload, opened
 from ._optimizer import check_parameters
+from ._place import HOST
 from ._records import DTYPES, Offloaded, users_of
 from ._sizes import Places, Size, places_of
 
@@ -222,8 +224,8 @@ class Tiers:
         self._made.close()
 
 
-def init(*, device_bytes: Size, host_bytes: Size = 0, nvme: Places = None,
-         nvme_bytes: Optional[Size] = None, store_name: Optional[str] = None,
+def init(*, device_bytes: Optional[Size] = None, host_bytes: Optional[Size] = None,
+         nvme: Places = None, nvme_bytes: Optional[Size] = None, store_name: Optional[str] = None,
          **options: Any) -> Tiers:
     """Create a model larger than memory: inside the `with`, its parameters are moved to tiers.
 
@@ -250,5 +252,6 @@ def init(*, device_bytes: Size, host_bytes: Size = 0, nvme: Places = None,
                                       for place in places_of(nvme)):
         raise ValueError("init(nvme=...) needs nvme_bytes, the room for parameters, gradients and "
                          "optimizer states: the model's size is not known before it is made")
-    return Tiers(opened(device_bytes, host_bytes, nvme, nvme_bytes, store_name, False, options),
+    given = budgets(HOST, device_bytes, host_bytes, lambda: 0, nvme is not None, options)
+    return Tiers(opened(*given, nvme, nvme_bytes, store_name, False, options, HOST),
                  store_name is not None)

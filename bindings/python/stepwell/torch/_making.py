@@ -17,6 +17,7 @@ from . import _kinds, _tiles, _wrappers
 from ._commits import extra_states
 from ._place import HOST, DeviceLike, Place, device_of
 from ._records import DTYPES, TRAINED, Offloaded
+from ._sizes import Size, size_of
 
 if TYPE_CHECKING:
     from ._offload import Offload
@@ -124,7 +125,7 @@ def check_updates(optimizer: Optional[torch.optim.Optimizer], keep_gradients: bo
                          "update_in_backward=True needs them in it: give one of them")
 
 
-def check_place(place: Place, host_bytes: int, options: Dict[str, Any]) -> None:
+def check_place(place: Place, host_bytes: Optional[Size], options: Dict[str, Any]) -> None:
     """Refuse what a device with streams does not have yet."""
     if place.is_host:
         return
@@ -139,7 +140,7 @@ def check_place(place: Place, host_bytes: int, options: Dict[str, Any]) -> None:
     for name, why in refusals.items():
         if options.get(name):
             raise ValueError(f"{name} with parameters on {place.device}: {why}")
-    if not host_bytes:
+    if host_bytes is not None and not size_of(host_bytes):
         raise ValueError(
             f"offload() of parameters on {place.device} needs host_bytes: memory of the CPU for "
             "what leaves the device, best enough for all parameters, gradients and states")
@@ -180,8 +181,9 @@ def unwrapped(optimizer: Any) -> Any:
 
 def need(model: torch.nn.Module, parameters: List[Tuple[str, torch.nn.Parameter]],
           optimizer: Optional[torch.optim.Optimizer], block: int, copies: int,
-          later: Collection[int] = ()) -> int:
-    """Bytes of nvme for parameters, gradients and states. copies: of each durable tensor."""
+          later: Collection[int] = (), packed: bool = False) -> int:
+    """Bytes of nvme for parameters, gradients and states. copies: of each durable tensor. packed:
+    small gradients and states share blocks, which is not counted else."""
     states = 0 if optimizer is None else _kinds.states_of(optimizer)
     need = _SLACK * block
     for _, parameter in parameters:
@@ -192,7 +194,8 @@ def need(model: torch.nn.Module, parameters: List[Tuple[str, torch.nn.Parameter]
         else:  # a single copy, if it shares its block with no other tensor
             alone = parameter.numel() * parameter.element_size() >= block
             sizes = own if alone else own * copies
-        need += sum(-(-parameter.numel() * size // block) * block for size in sizes)
+        need += sum(_room(parameter.numel() * size, block, packed and at > 0)
+                    for at, size in enumerate(sizes))
     if copies > 1:  # the file of generations: see docs/generations.md
         extra = [module.get_extra_state() for _, module in extra_states(model)]
         need += copies * sum(-(-buffer.numel() * buffer.element_size() // block) * block
@@ -200,6 +203,11 @@ def need(model: torch.nn.Module, parameters: List[Tuple[str, torch.nn.Parameter]
                              if isinstance(buffer, torch.Tensor))
         need += copies * ((2 << 20) + 512 * (need // block))
     return need
+
+
+def _room(nbytes: int, block: int, packed: bool) -> int:
+    """Whole blocks; of those that are shared at least a half is used."""
+    return 2 * nbytes + 512 if packed and 2 * nbytes < block else -(-nbytes // block) * block
 
 
 def fit_whole(model: torch.nn.Module, budget: int, block: int) -> bool:
@@ -221,9 +229,9 @@ def lacking(offload: "Offload", error: BudgetError) -> str:
     told = error.sentence.split("; raise the budget")[0]
     if not budget:
         bytes_ -= _SLACK * offload.block_bytes
-        return (f"{told}; without nvme all parameters, gradients and states must fit into "
-                f"device_bytes, and take up to {bytes_} bytes: raise it, or give nvme=, a "
-                "directory on a drive")
+        into = "host_bytes" if offload.has_host else "device_bytes"
+        return (f"{told}; without nvme all parameters, gradients and states must fit into {into}, "
+                f"and take up to {bytes_} bytes: raise it, or give nvme=, a directory on a drive")
     give = f"give nvme_bytes={max(bytes_, budget + error.needed_bytes)} or more" + (
         " when the store is made, which keeps its size" if offload.commits is not None else "")
     if not late:

@@ -20,6 +20,7 @@ from .._runtime import Runtime
 from ..errors import BudgetError, BusyError, InvalidError, MismatchError
 from . import _collectives, _kinds, _optimizer, _scaling, _tiles, _wrappers
 from ._accesses import Accesses, copies_begin, copies_end
+from ._budgets import budgets
 from ._casts import Casts
 from ._commits import Commits
 from ._division import SHARE, cut, stays
@@ -531,8 +532,9 @@ def _end(step: Step) -> Optional[StepStats]:
 
 
 def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] = None, *,
-            device: Optional[DeviceLike] = None, device_bytes: Size, host_bytes: Size = 0,
-            nvme: Places = None, nvme_bytes: Optional[Size] = None, keep_gradients: bool = False,
+            device: Optional[DeviceLike] = None, device_bytes: Optional[Size] = None,
+            host_bytes: Optional[Size] = None, nvme: Places = None,
+            nvme_bytes: Optional[Size] = None, keep_gradients: bool = False,
             update_in_backward: bool = False, find_unused_parameters: bool = False,
             activation_bytes: Optional[Size] = None, activation_nvme_bytes: Size = "4GiB",
             store_name: Optional[str] = None, tile_bytes: Optional[Size] = None,
@@ -543,11 +545,12 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
 
     The training loop is unchanged. device: where the model computes, by default where it is;
     device="cuda" takes one that is on the CPU there, which is never on the device as a whole.
-    device_bytes: memory in which the model computes; host_bytes: a second tier of memory, useful if
-    the device is a GPU; nvme: a directory, or several, for bytes that do not fit; nvme_bytes: its
-    size, by default enough for parameters, and for the gradients and states of those that require a
-    gradient, and of trainable_later: parameters, or patterns of their names ("*.norm.*"), that will
-    later.
+    device_bytes: memory in which the model computes, on a GPU by default half of what is free;
+    host_bytes: a second tier of memory if the device is a GPU, by default enough for parameters,
+    gradients and states, but at most three quarters of the memory that is left. nvme: a directory,
+    or several, for bytes that do not fit; nvme_bytes: its size, by default enough for parameters,
+    and for the gradients and states of those that require a gradient, and of trainable_later:
+    parameters, or patterns of their names ("*.norm.*"), that will later.
     store_name: the name of a store for generations (Offload.commit()); resume=True: resume the
     newest generation, which replaces the contents of the arguments; with overwrite=True start anew
     if there is none. strict: a generation is resumed only if it has the parameters and buffers of
@@ -573,7 +576,7 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
     parameters = checked(model, devices=tuple(KINDS))
     before = parameters[0][1].device
     place = Place(before if device is None else chosen(device, *parameters[0]))
-    check_place(place, size_of(host_bytes), options)
+    check_place(place, host_bytes, options)
     known = {id(parameter) for _, parameter in parameters}
     if optimizer is not None:
         _optimizer.check_parameters(optimizer, known)
@@ -581,19 +584,21 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
     copies = copies_of(store_name, options)
     more = 0 if activation_bytes is None else size_of(activation_nvme_bytes)
     block = options.get("block_bytes") or _abi.STW_BLOCK_2M
-    whole = tile_bytes is None and fit_whole(model, size_of(device_bytes), block)
-    size = nvme_bytes
-    if size is None and nvme is not None:
-        size = more + need(model, parameters, optimizer, block, copies, later)
+
+    def every(packed: bool) -> int:
+        return need(model, parameters, optimizer, block, copies, later, packed)
+
+    size = more + every(False) if nvme_bytes is None and nvme is not None else nvme_bytes
+    given_bytes = budgets(place, device_bytes, host_bytes, lambda: every(True), nvme is not None,
+                          options)
+    whole = tile_bytes is None and fit_whole(model, given_bytes[0], block)
     try:
-        made = opened(device_bytes, host_bytes, nvme, size, store_name, keep_gradients, options,
-                      place, whole)
+        made = opened(*given_bytes, nvme, size, store_name, keep_gradients, options, place, whole)
     except MismatchError:
         if nvme_bytes is not None or not options.get("resume"):
             raise
         # The store was made for another optimizer, or others were frozen: it keeps its size.
-        made = opened(device_bytes, host_bytes, nvme, 0, store_name, keep_gradients, options,
-                      place, whole)
+        made = opened(*given_bytes, nvme, 0, store_name, keep_gradients, options, place, whole)
     made.more = more
     if nvme_bytes is None:
         made.later = later | {id(parameter) for _, parameter in parameters
@@ -617,26 +622,25 @@ def copies_of(store_name: Optional[str], options: Dict[str, Any]) -> int:
     return 1 + (options.get("generations_kept") or 2) if store_name else 1
 
 
-def opened(device_bytes: Size, host_bytes: Size, nvme: Places, nvme_bytes: Optional[Size],
+def opened(device_bytes: int, host_bytes: int, nvme: Places, nvme_bytes: Optional[Size],
            store_name: Optional[str], keep_gradients: bool, options: Dict[str, Any],
-           place: Place = HOST, whole: bool = False) -> Offload:
+           place: Place, whole: bool) -> Offload:
     """Open tiers without a model. whole: none of its weights will be in tiles."""
-    device = size_of(device_bytes)
     block = options.get("block_bytes") or _abi.STW_BLOCK_2M
     ranks = options.get("group") is not None or options.get("replica_group") is not None
     # A fault on one rank cannot start a fetch on all.
     options.setdefault("fault_in", place.serves_faults and not ranks)
     options.setdefault("room_farthest", True)  # a step needs the device for views of its units
     runtime = place.open(
-        device, whole, host_bytes=size_of(host_bytes),
+        device_bytes, whole, host_bytes=host_bytes,
         nvme=nvme_of(nvme, size_of(nvme_bytes or 0), block), store_name=store_name, **options)
     runtime._warns = False  # it ends with a model that is dropped
     group = options.get("group")
-    made = Offload(runtime, device, block, keep_gradients, 1 if group is None else group.size,
-                   place)
+    made = Offload(runtime, device_bytes, block, keep_gradients,
+                   1 if group is None else group.size, place)
     made.patience = options.get("timeout") or made.patience
     made.serves_faults = bool(options["fault_in"])
-    made.has_host = size_of(host_bytes) > 0
+    made.has_host = host_bytes > 0
     made.adds_elsewhere = made.has_host and place.adopts_gradients
     made.copies = copies_of(store_name, options)
     return made

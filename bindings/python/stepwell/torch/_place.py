@@ -38,8 +38,21 @@ class Kind(NamedTuple):
     torch_order: bool
     # Whether what is enqueued on the current stream is recorded to be repeated later.
     captures: Optional[Callable[[], bool]] = None
+    # Bytes that are free on the device of this index, when PyTorch has returned what it caches.
+    free: Optional[Callable[[int], int]] = None
+    # Whether it has the memory of the CPU and none of its own.
+    is_unified: Callable[[int], bool] = lambda index: False
     # Give a parameter, of this device or of the CPU, other memory.
     set_data: Callable[[torch.Tensor, torch.Tensor], None] = _set_data
+
+
+def _cuda_free(index: int) -> int:
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(index)[0]
+
+
+def _is_integrated(index: int) -> bool:
+    return bool(torch.cuda.get_device_properties(index).is_integrated)
 
 
 # By the type of torch.device. A test adds a device of its own before offload().
@@ -48,7 +61,7 @@ KINDS: Dict[str, Kind] = {
     # Large handles are mapped at the addresses of parameters faster than a bus copies.
     "cuda": Kind("cuda", "arena=permanent",
                  getattr(torch._C, "_cuda_getCurrentRawStream", None), torch.from_dlpack, False,
-                 torch.cuda.is_current_stream_capturing),
+                 torch.cuda.is_current_stream_capturing, _cuda_free, _is_integrated),
 }
 
 
@@ -85,6 +98,15 @@ class Place:
         """The current one, as the library names it."""
         assert self.kind.stream is not None
         return self.kind.stream(self.device.index or 0) or Stream.LEGACY
+
+    def free(self) -> int:
+        """Bytes that are free there."""
+        assert self.kind.free is not None
+        return self.kind.free(self.device.index or 0)
+
+    def is_unified(self) -> bool:
+        """Whether it has the memory of the CPU and none of its own."""
+        return self.kind.is_unified(self.device.index or 0)
 
     def open(self, nbytes: int, whole: bool, **options: Any) -> Runtime:
         """A runtime with one device tier, of so many bytes. whole: no parameter will be in

@@ -20,9 +20,18 @@ def size_of(value: Size) -> int:
         if not found:
             raise ValueError(f"no size: {value!r}; give bytes, or a text such as '512MiB'")
         return int(float(found[1]) * _UNITS[found[2]])
-    if int(value) != value or value < 0:
+    if isinstance(value, bool) or int(value) != value or value < 0:
         raise ValueError(f"no size: {value!r}")
     return int(value)
+
+
+def text_of(nbytes: int) -> str:
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:.4g} {unit}"
 
 
 def places_of(nvme: Places) -> List[Any]:

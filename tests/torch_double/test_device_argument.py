@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""offload() with device=, and the budgets that it chooses there.
+"""offload() and init() with device=, and the budgets that they choose there.
 
 usage: test_device_argument.py MODULE, over the double of CUDA's driver.
 """
@@ -370,6 +370,115 @@ class Budgets(Case):
         self.assertGreater(_budgets.available(), 0)
 
 
+class Init(Case):
+    def tiers(self, **options):
+        return stepwell.torch.init(**{"device": "late", "device_bytes": STEP,
+                                      "host_bytes": 512 * MIB, "probe": False, **options})
+
+    def test_a_model_is_made_on_the_device_and_goes_down_at_once(self):
+        def model_of():
+            torch.manual_seed(0)
+            return nn.Sequential(*[nn.Linear(512, 512) for _ in range(24)])
+        torch.late.synchronize()
+        torch.late.empty_cache()
+        torch.late.reset_peak_memory_stats()
+        before = torch.late.memory_allocated(), torch.late.memory_reserved()
+        with self.tiers(device_bytes=32 * MIB) as tiers:
+            model = model_of()
+        for found, was in zip((torch.late.max_memory_allocated(), torch.late.max_memory_reserved()),
+                              before):
+            # The weight that is being made, and the one that is copied to the tiers.
+            self.assertLessEqual(found - was, 2 * 512 * 512 * 4 + MIB)
+        self.assertTrue(torch.empty(0).is_cpu)
+        with torch.device("late"):
+            plain = model_of()
+        for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+            self.assertEqual(one.device, double.DEVICE)
+            self.assertTrue(torch.equal(one, other))
+        tiers.close()
+
+    def test_it_is_trained_as_one_that_is_moved_as_a_whole(self):
+        for kind in ("adamw", "rmsprop", "tied", "convolutions", "attention", "frozen"):
+            with self.subTest(kind=kind):
+                found = []
+                for tiers in (None, self.tiers(host_bytes=24 * MIB, nvme=self.drive())):
+                    torch.manual_seed(0)
+                    with tiers or torch.device("late"):
+                        model = KINDS[kind][0]()
+                    optimizer = OPTIMIZERS[KINDS[kind][3]](
+                        [each for each in model.parameters() if each.requires_grad])
+                    if tiers is None:
+                        made = self.offload(model, optimizer)
+                    else:
+                        tiers.offload(model, optimizer)
+                        made = stepwell.torch.offloaded(model)
+                    losses = trained(kind, model, optimizer)
+                    made.close()
+                    self.assertEqual({each.device for each in model.parameters()},
+                                     {double.DEVICE})
+                    found.append((losses, values(model)))
+                self.assertEqual(found[0][0], found[1][0])
+                for key, value in found[0][1].items():
+                    self.assertTrue(torch.equal(value, found[1][1][key]), key)
+
+    def test_what_the_body_makes_elsewhere(self):
+        class Mixed(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.there = nn.Linear(WIDTH, WIDTH)
+                self.loaded = nn.Parameter(torch.full((WIDTH,), 2.0, device="cpu"))
+                self.register_buffer("table", torch.ones(WIDTH, device="cpu"))
+                with torch.device("meta"):
+                    self.form = torch.empty(3)
+
+            def forward(self, data):
+                return self.there(data) * self.loaded * self.table
+        with self.tiers() as tiers:
+            model = Mixed()
+        self.assertTrue(model.loaded.is_cpu)
+        self.assertTrue(model.form.is_meta)
+        tiers.offload(model, torch.optim.AdamW(model.parameters()))
+        self.assertEqual({each.device for each in [*model.parameters(), *model.buffers()]},
+                         {double.DEVICE})
+        model(torch.ones(2, WIDTH, device="late")).sum().backward()
+        self.assertEqual(model.loaded.sum().item(), 2 * WIDTH)
+        tiers.close()
+
+    def test_a_body_that_fails_ends_the_default_device(self):
+        with self.assertRaises(ArithmeticError):
+            with self.tiers():
+                self.assertEqual(torch.empty(0).device, double.DEVICE)
+                raise ArithmeticError
+        self.assertTrue(torch.empty(0).is_cpu)
+
+    def test_files_are_read_in_the_block(self):
+        path = os.path.join(self.directory, "model.safetensors")
+        plain = stack()
+        stepwell.torch.save_safetensors(plain, path)
+        with self.tiers() as tiers:
+            model = stack()
+            stepwell.torch.load_safetensors(model, path)
+        for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+            self.assertTrue(torch.equal(one.cpu(), other))
+        tiers.close()
+
+    def test_its_budgets(self):
+        with self.assertRaisesRegex(ValueError, "init.device=.*. needs host_bytes"):
+            self.tiers(host_bytes=None)
+        with self.assertRaisesRegex(ValueError, "needs host_bytes"):
+            self.tiers(host_bytes=0)
+        with self.assertRaisesRegex(TypeError, "a model on cpu needs device_bytes"):
+            stepwell.torch.init()
+        with self.assertRaisesRegex(ValueError, "store_name .* generations are not made there"):
+            self.tiers(store_name="one")
+        with self.assertLogs("stepwell.torch", logging.INFO) as log, \
+                self.tiers(device_bytes=None) as tiers:
+            model = nn.Linear(4, 4)
+        self.assertRegex(log.output[0], "device_bytes is .*half of the")
+        self.assertEqual(model.weight.device, double.DEVICE)
+        tiers.close()
+
+
 class Refusals(Case):
     def test_devices(self):
         model, optimizer = make("adamw")
@@ -380,8 +489,11 @@ class Refusals(Case):
             ("nonsense", RuntimeError, "nonsense"),
             (True, TypeError, "bool"),
         ):
-            with self.subTest(device=device), self.assertRaisesRegex(error, words):
-                self.offload(model, optimizer, device=device)
+            for call in (lambda device: self.offload(model, optimizer, device=device),
+                         lambda device: stepwell.torch.init(device=device, device_bytes=STEP,
+                                                            host_bytes=STEP)):
+                with self.subTest(device=device), self.assertRaisesRegex(error, words):
+                    call(device)
         move(model, optimizer)
         with self.assertRaisesRegex(ValueError, "device='cpu', and parameter '0.weight' is on "
                                     r"late:0: .* model.to\('cpu'\) before, or leave device= out"):

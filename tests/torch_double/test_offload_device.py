@@ -796,9 +796,6 @@ class Refusals(Case):
         with self.assertRaisesRegex(NotImplementedError, "capture modules inside of it"):
             model(training.numbers(8, WIDTH)(0).to("late"))
 
-    def test_models_are_not_made_there(self):
-        with self.assertRaisesRegex(ValueError, "init.device=.: a model is made on the CPU"):
-            stepwell.torch.init(device="late", device_bytes=64 * MIB)
 
 
 if __name__ == "__main__":

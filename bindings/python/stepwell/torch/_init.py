@@ -20,10 +20,10 @@ from torch.nn.modules.module import (
 
 from .._options import Nvme
 from ._budgets import budgets
-from ._making import check_options, check_updates, checked, unwrapped
+from ._making import check_options, check_place, check_updates, checked, move_buffers, unwrapped
 from ._offload import Offload, opened
 from ._optimizer import check_parameters
-from ._place import HOST
+from ._place import HOST, DeviceLike, Place, device_of
 from ._records import DTYPES, Offloaded, users_of
 from ._sizes import Places, Size, places_of
 
@@ -52,6 +52,8 @@ class Tiers:
 
     def __init__(self, made: Offload, durable: bool) -> None:
         self.runtime = made.runtime
+        self._device = made.place.device
+        self._default: Any = None  # the block in which it is PyTorch's default
         self._made = made
         made.making = self
         self._durable = durable
@@ -69,12 +71,17 @@ class Tiers:
             self.runtime.close()
             raise ValueError("init() inside init(): one model has one")
         _inside.tiers = self
+        if not self._made.place.is_host:
+            self._default = torch.device(self._device)
+            self._default.__enter__()
         _Parameter.__new__ = _new  # type: ignore[method-assign]
         self._hooks = [register_module_parameter_registration_hook(self._parameter),
                        register_module_module_registration_hook(self._child)]
         return self
 
-    def __exit__(self, kind: Any, *_: Any) -> None:
+    def __exit__(self, kind: Any, *of: Any) -> None:
+        if self._default is not None:
+            self._default.__exit__(kind, *of)
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -116,7 +123,7 @@ class Tiers:
         if self._others(parameter) > self._made.unit_bytes:
             self._move()
         if (type(parameter) is torch.nn.Parameter and parameter.layout == torch.strided
-                and parameter.device.type == "cpu" and parameter.dtype in DTYPES
+                and parameter.device == self._device and parameter.dtype in DTYPES
                 and all(known() is not parameter for _, known in self._waiting)):
             self._waiting.append((name, weakref.ref(parameter)))
 
@@ -178,7 +185,7 @@ class Tiers:
             raise ValueError("the model is still being made: call offload() after the with")
         if made.model is not None:
             raise ValueError("these tiers have a model already: make one init() for each")
-        parameters = checked(model, made)
+        parameters = checked(model, made, sorted({"cpu", str(self._device)}))
         names = {id(parameter): name for name, parameter in parameters}
         for one, other in self._shared:
             if id(one()) in names and id(other()) in names:
@@ -195,6 +202,8 @@ class Tiers:
         try:
             made.begin(model, optimizer, parameters, self._durable, update_in_backward,
                        find_unused_parameters, tile_bytes, strict)
+            if not made.place.is_host:
+                move_buffers(model, self._device)
         except BaseException:
             made.let_go(model)
             made.model = None
@@ -224,8 +233,9 @@ class Tiers:
         self._made.close()
 
 
-def init(*, device_bytes: Optional[Size] = None, host_bytes: Optional[Size] = None,
-         nvme: Places = None, nvme_bytes: Optional[Size] = None, store_name: Optional[str] = None,
+def init(*, device: Optional[DeviceLike] = None, device_bytes: Optional[Size] = None,
+         host_bytes: Optional[Size] = None, nvme: Places = None,
+         nvme_bytes: Optional[Size] = None, store_name: Optional[str] = None,
          **options: Any) -> Tiers:
     """Create a model larger than memory: inside the `with`, its parameters are moved to tiers.
 
@@ -239,19 +249,24 @@ def init(*, device_bytes: Optional[Size] = None, host_bytes: Optional[Size] = No
     referenced elsewhere. After the `with` each access fetches its parameter; after tiers.offload()
     the model runs in units. A replaced parameter uses room until then.
 
+    device="cuda": the block runs under torch.device("cuda"), and each module's parameters are made
+    there, with the values of its generator, and moved to the tiers. It needs host_bytes.
+
     nvme_bytes is needed with nvme (except for Nvme objects), since the size of the model is not
     known yet: room for parameters and gradients, and 4 bytes per element for each state of the
     optimizer; with a store_name see docs/generations.md, and add the parameters once more. Other
     arguments are those of offload(). Threads: models that other threads create meanwhile are plain.
     """
-    if "device" in options:
-        raise ValueError("init(device=): a model is made on the CPU alone yet: make it there, or "
-                         "call offload() with a model that is on the device as a whole")
     check_options("init", options)
+    place = HOST if device is None else Place(device_of(device))
+    check_place(place, host_bytes, options, store_name=store_name)
+    if host_bytes is None and not place.is_host:
+        raise ValueError("init(device=...) needs host_bytes, best enough for all parameters, "
+                         "gradients and states: the model's size is not known before it is made")
     if nvme_bytes is None and not all(isinstance(place, (Nvme, Mapping))
                                       for place in places_of(nvme)):
         raise ValueError("init(nvme=...) needs nvme_bytes, the room for parameters, gradients and "
                          "optimizer states: the model's size is not known before it is made")
-    given = budgets(HOST, device_bytes, host_bytes, lambda: 0, nvme is not None, options)
-    return Tiers(opened(*given, nvme, nvme_bytes, store_name, False, options, HOST),
+    given = budgets(place, device_bytes, host_bytes, lambda: 0, nvme is not None, options)
+    return Tiers(opened(*given, nvme, nvme_bytes, store_name, False, options, place, False),
                  store_name is not None)

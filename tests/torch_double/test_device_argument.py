@@ -217,7 +217,8 @@ class Moves(Case):
             with fault or contextlib.nullcontext():
                 with self.assertRaises(stepwell.BudgetError if fault is None else MemoryError):
                     self.offload(model, optimizer, device="late",
-                                 device_bytes=4 * MIB if fault is None else STEP)
+                                 device_bytes=STEP,
+                                 host_bytes=(4 if fault is None else 512) * MIB)
             for one, other in zip(model.parameters(), objects, strict=True):
                 self.assertIs(one, other)
                 self.assertIs(type(one), nn.Parameter)
@@ -310,7 +311,7 @@ class Budgets(Case):
                                        nvme=self.drive())
         self.assertTrue(model[0].weight.is_cpu)
         with self.assertRaisesRegex(stepwell.BudgetError, "must fit into host_bytes, and take"):
-            self.offload(model, optimizer, device="late", host_bytes=16 * MIB)
+            self.offload(model, optimizer, device="late", host_bytes=4 * MIB)
 
     def test_a_device_without_room_is_refused(self):
         model, optimizer = make("adamw")
@@ -462,6 +463,27 @@ class Init(Case):
             self.assertTrue(torch.equal(one.cpu(), other))
         tiers.close()
 
+    def test_a_generation_of_it_goes_on(self):
+        def run(begin, end, **options):
+            torch.manual_seed(0)
+            with self.tiers(nvme=self.drive(), store_name="run", **options) as tiers:
+                model = stack()
+            optimizer = torch.optim.AdamW(model.parameters())
+            tiers.offload(model, optimizer)
+            made, losses = stepwell.torch.offloaded(model), []
+            for step in range(begin, end):
+                data = training.numbers(8, WIDTH)(step).to("late")
+                loss = square(model(data), data)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+            made.commit()
+            made.close()
+            return losses
+        whole = run(0, 4, overwrite=True)
+        self.assertEqual(run(0, 2, overwrite=True) + run(2, 4, resume=True), whole)
+
     def test_its_budgets(self):
         with self.assertRaisesRegex(ValueError, "init.device=.*. needs host_bytes"):
             self.tiers(host_bytes=None)
@@ -469,8 +491,6 @@ class Init(Case):
             self.tiers(host_bytes=0)
         with self.assertRaisesRegex(TypeError, "a model on cpu needs device_bytes"):
             stepwell.torch.init()
-        with self.assertRaisesRegex(ValueError, "store_name .* generations are not made there"):
-            self.tiers(store_name="one")
         with self.assertLogs("stepwell.torch", logging.INFO) as log, \
                 self.tiers(device_bytes=None) as tiers:
             model = nn.Linear(4, 4)

@@ -259,7 +259,7 @@ def init(*, device: Optional[DeviceLike] = None, device_bytes: Optional[Size] = 
     """
     check_options("init", options)
     place = HOST if device is None else Place(device_of(device))
-    check_place(place, host_bytes, options, store_name=store_name)
+    check_place(place, host_bytes, options)
     if host_bytes is None and not place.is_host:
         raise ValueError("init(device=...) needs host_bytes, best enough for all parameters, "
                          "gradients and states: the model's size is not known before it is made")

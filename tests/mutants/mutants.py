@@ -10,7 +10,7 @@ that commit and crash for generations in lib/store and lib/collective. The tree 
 What was compiled before is used again as long as its text and all headers are the same.
 
 With --turn only some are planted: those in files that differ from upstream (tests/of_the_day.py),
-and an eighth of all by the day, so that eight days plant each of them. --turn DAY repeats a day's.
+and a twelfth of all by the day, so that twelve days plant each of them. --turn DAY repeats a day's.
 """
 import argparse
 import concurrent.futures
@@ -23,7 +23,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from of_the_day import TODAY, changed_files, turn  # noqa: E402
 
-TURNS = 8
+TURNS = 12
 CHANGED_MAX = 12  # more mutants of changed files than these take turns too
 PROGRAM_SEEDS = 2000
 RANKS_SEEDS = 100

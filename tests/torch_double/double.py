@@ -220,9 +220,10 @@ for _name in ("numpy", "tolist"):
     _tell_reads(_name)
 
 
-def register(module, arena="arena=permanent"):
+def register(module, torch_order=True, arena="arena=permanent"):
     """Let offload() take models on this device. module: the path of the library's module for
-    CUDA; arena: its option, by default the one that a CUDA device gets."""
+    CUDA. torch_order: of updates; on a GPU they have another one. arena: the module's option, by
+    default the one that a CUDA device gets."""
     from stepwell._enums import Stream
     from stepwell.torch import _place
 
@@ -241,5 +242,5 @@ def register(module, arena="arena=permanent"):
             torch.utils.swap_tensors(parameter, torch.nn.Parameter(data, parameter.requires_grad))
 
     _place.KINDS["late"] = _place.Kind(
-        module, arena, lambda index: current_handle(), tensor_of, True, free=free,
+        module, arena, lambda index: current_handle(), tensor_of, torch_order, free=free,
         set_data=set_data)

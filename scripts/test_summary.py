@@ -56,6 +56,7 @@ SLOW = {
     "python-offload_states": "each optimizer and edit trains three times, once in plain torch",
     "python-offload_tiles": "each layer and option trains twice",
     "python-offload_updates": "the same",
+    "torch-double-gpu_check": "each case is a process with a torch of its own",
 }
 
 

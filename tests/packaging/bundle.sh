@@ -62,6 +62,15 @@ loads_into_python() {
     same "$moved/python/stepwell/lib/libstepwell.so.0" "$(alone PYTHONPATH="$moved/python" \
         python3 -B -c 'import stepwell; print(stepwell._library.lib._name)')"
 }
+# PyTorch is not here: the check of its models says so, and what it would run.
+checks_models() {
+    alone python3 -B "$moved/bench/torch_gpu_check.py" >"$work/cases"
+    grep -q '^bits *120 s$' "$work/cases"
+    status_of 77 alone python3 -S -B "$moved/bench/torch_gpu_check.py" bits >"$work/said"
+    grep -q 'has no PyTorch$' "$work/said"
+    # The library finds the module by its name.
+    alone PYTHONPATH="$moved/python" python3 -B -c 'import stepwell; stepwell.driver_info("cuda")'
+}
 # All that it says on a machine that has neither a GPU nor its driver, from one file.
 plans_without_gpu() {
     status_of 77 alone "$safe/checks.run" --results "$safe/none" >"$work/plan"
@@ -249,6 +258,7 @@ else
     check "the command runs" says_what_is_here
     check "a program of the tests runs" alone "$moved/tests/abi-fetch"
     check "the Python package loads the library that came along" loads_into_python
+    check "the check of PyTorch's models is in it" checks_models
     check "without a GPU it says in 20 lines what it would do and what is absent" plans_without_gpu
     check "it runs through, and measures all that can be" checks
     check "a step that fails is told, and the others go on" goes_on_after_a_failure

@@ -6,6 +6,7 @@
 #include "lib/api/dlpack.h"
 
 #include <set>
+#include <thread>
 
 namespace stepwell {
 namespace {
@@ -174,6 +175,50 @@ TEST_F(CudaFixed, SmallTensorsShareABlockAndItsMapping)
     stw_tensor *alone = make("alone", 1000, STW_TENSOR_FIXED_ADDRESS | STW_TENSOR_OWN_BLOCKS);
     EXPECT_GE(address_of(alone) - address_of(tensors[1]), kBlock - 1000 * 4);
     end_streams();
+}
+
+// A gradient that a stream has just written is read on another one, while the zeros of a sum into
+// its neighbour in the block are being enqueued.
+TEST_F(CudaFixed, WhatOthersDoInTheBlockOfASumIsNotForgotten)
+{
+    open("delay_us=100,seed=8", 4, 24);
+    const auto gradient = [this](const char *name) {
+        stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
+        spec.name = name;
+        spec.role = STW_ROLE_GRAD;
+        spec.dtype = STW_F32;
+        spec.dimensions = 1;
+        spec.shape[0] = 1000;
+        stw_tensor *tensor = nullptr;
+        EXPECT_OK(stw_tensor_create(runtime_, &spec, 1, &tensor));
+        return tensor;
+    };
+    stw_tensor *written = gradient("written");
+    stw_tensor *summed = gradient("summed");  // it is empty, so the sum is made in its place
+    ASSERT_OK(stw_tensor_fill(written, 0.0, nullptr));
+    stw_view view;
+    ASSERT_OK(fetch(written, STW_READ_WRITE, streams_[0], &view));
+    stw_double_hold(streams_[0]);
+    enqueue(view, streams_[0], 0, 7, true);
+    ASSERT_OK(stw_release(&view, 1, streams_[0], 0));
+    stw_double_calls_reset();
+    ASSERT_EQ(stw_double_hold_calls("cuMemsetD8Async", 1), 0);
+    std::thread sum([&] {
+        stw_view zeros;
+        EXPECT_OK(fetch(summed, STW_REDUCE, streams_[1], &zeros));
+        EXPECT_OK(stw_release(&zeros, 1, streams_[1], 0));
+    });
+    // The call before the one that is held: the zeros come behind what is in the block.
+    while (stw_double_calls("cuStreamWaitEvent") == 0) std::this_thread::yield();
+    for (int i = 0; i < 1000; ++i) std::this_thread::yield();
+    ASSERT_OK(fetch(written, STW_READ, streams_[2], &view));
+    enqueue(view, streams_[2], 7, 0, false);
+    ASSERT_OK(stw_release(&view, 1, streams_[2], 0));
+    ASSERT_EQ(stw_double_hold_calls("cuMemsetD8Async", 0), 0);
+    stw_double_let_go(streams_[0], 0);
+    sum.join();
+    end_streams();
+    EXPECT_EQ(stw_double_violations(), 0u);
 }
 
 // A part of the tensor is used at its address while another part comes beside it.

@@ -3,6 +3,7 @@
 // prefetches and evictions.
 #include "lib/runtime/calls/fetches.h"
 
+#include "lib/memory/driver_reason.h"
 #include "lib/residency/core.h"
 #include "lib/runtime/addresses/addresses.h"
 #include "lib/runtime/copies/chunks.h"
@@ -377,6 +378,27 @@ Status Fetches::evict(stw_tensor *const *tensors, uint32_t n, PlaceId place, uin
     }
 }
 
+// Writes the zeros that a sum starts with, behind all that is done in the slots: others of a shared
+// block are used meanwhile, so that is not forgotten.
+Status Fetches::start_sum(const RequestedRange &range, const residency::Grant &grant)
+{
+    const memory::Tier &at = machine_.tiers[grant.place];
+    void *pointer = nullptr;
+    {
+        MutexLock lock(dispatch_.mutex());
+        pointer = addresses_.arena_pointer(range, grant);
+    }
+    const uint64_t bytes = sum_bytes(range);
+    if (at.slot_memory) STW_TRY(at.slot_memory->await(at.slots_of(pointer, bytes)));
+    if (at.streams)
+        STW_TRY(at.streams->copies_behind(at.slots_of(pointer, bytes), STW_COPIES_IN));
+    const stw_status code = at.ops->zero(at.memory, pointer, bytes);
+    if (code >= 0) return {};
+    return Status::error(code, "the zeros that a sum into %s starts with cannot be written: %s",
+                         tensor_text(range.tensor->name).c_str(),
+                         memory::driver_reason(at.ops, at.memory, code).c_str());
+}
+
 Status Fetches::begin_streams(const Waiter &waiter)
 {
     const FetchPlan &plan = waiter.plan;
@@ -386,6 +408,7 @@ Status Fetches::begin_streams(const Waiter &waiter)
         if (range.byte_count == 0) continue;
         if (machine_.pins && machine_.tiers.is_host(waiter.grants[i].place))
             streams_.join_registrations(range, waiter.grants[i]);
+        if (range.access == STW_REDUCE) STW_TRY(start_sum(range, waiter.grants[i]));
         if (!at.streams) continue;
         memory::DeviceStreams::Id id = 0;
         STW_TRY(streams_.stream_id(waiter.grants[i].place, plan.stream, &id));
@@ -398,9 +421,6 @@ Status Fetches::begin_streams(const Waiter &waiter)
         const memory::SlotRange slots = at.slots_of(pointer, sum_bytes(range));
         if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
         if (at.aliases) STW_TRY(streams_.show_range(range, waiter.grants[i].place, slots));
-        // The zeros that a sum starts with are written by a copy of the library.
-        if (range.access == STW_REDUCE)
-            STW_TRY(at.streams->before_copy(slots, true, STW_COPIES_IN));
         STW_TRY(at.streams->begin(id, slots, writes));
     }
     if (is_absent(plan)) return {};
@@ -560,9 +580,6 @@ void Fetches::open_view(uint32_t slot, const RequestedRange &range, const reside
     const auto [pointer, there] = located;
     const memory::Tier &at = machine_.tiers[grant.place];
     if (at.streams && pointer) view.first_slot = at.slots_of(there, view_bytes(range)).first;
-    if (range.access == STW_REDUCE && pointer) {
-        at.ops->zero(at.memory, pointer, sum_bytes(range));
-    }
     stw_view &out = views_out[range.index];
     hits_.describe_view(range, at, pointer, views_.open(slot), &out);
     out.bytes = view_bytes(range);

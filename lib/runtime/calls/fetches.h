@@ -81,6 +81,7 @@ private:
         STW_REQUIRES(runtime_lock);
     void open_view(uint32_t slot, const RequestedRange &range, const residency::Grant &grant,
                    const Located &located, const Waiter &waiter, stw_view *views_out);
+    Status start_sum(const RequestedRange &range, const residency::Grant &grant);
     Status begin_streams(const Waiter &waiter);
     Status fetch_once(FetchPlan plan, stw_view *views_out);
 

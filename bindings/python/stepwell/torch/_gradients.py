@@ -226,10 +226,11 @@ class Gradients:
                 set_own_grad(record.parameter, None)
                 record.add_gradient(grad)
 
-    def reduce(self, gradient: Tensor, source: torch.Tensor, more: bool) -> None:
-        """Pass a gradient's memory on, to be added after the call. more: to this rank's part."""
+    def reduce(self, gradient: Tensor, source: torch.Tensor, first: bool, more: bool) -> None:
+        """Pass a gradient's memory on, to be added after the call. first: to nothing. more: to this
+        rank's part."""
         if not self._place.adopts_gradients:
-            self._copy(gradient, source)
+            self._copy(gradient, source, first)
             return
         # Like gradient.reduce(source, adopt=True), in a sixth of its time.
         capsule = torch._C._to_dlpack(source)  # type: ignore[attr-defined]
@@ -240,13 +241,15 @@ class Gradients:
             given_back(capsule)
             raise error_of(status)
 
-    def _copy(self, gradient: Tensor, source: torch.Tensor) -> None:
-        """Copy a gradient on the current stream, in parts, so that little room is enough."""
+    def _copy(self, gradient: Tensor, source: torch.Tensor, first: bool) -> None:
+        """Copy a gradient on the current stream, in parts, so that little room is enough. first: it
+        is all that there is as yet, else it is added."""
+        access = Access.WRITE if first else Access.REDUCE
         offload = self._offload
         each = max(offload.block_bytes, min(_PART, offload.unit_bytes)) // source.element_size()
         for begin in range(0, source.numel(), each):
             part = source[begin:begin + each]
-            request = gradient.request(Access.REDUCE, begin, part.numel())
+            request = gradient.request(access, begin, part.numel())
             while True:
                 try:
                     view = self._runtime.fetch(request)

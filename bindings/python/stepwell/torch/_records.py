@@ -293,12 +293,12 @@ class Record:
             self.offload.copied.end(gradient)
         if self.place is not None and not self.has_gradient:
             self.discard_gradient()  # from an earlier step
-        self.has_gradient = True  # before it, so that an interrupted sum is dropped
+        first, self.has_gradient = not self.has_gradient, True  # before it: an interrupt drops it
         if grad.numel():
             ranks, gradients = self.offload.ranks, self.offload.gradients
             grad = flat(grad, self.stride)
             if self.place is None or not gradients.add(gradient, grad):
-                gradients.reduce(gradient, grad, ranks is not None and ranks.keeps(self))
+                gradients.reduce(gradient, grad, first, ranks is not None and ranks.keeps(self))
 
     def grad_source(self) -> "GradSource":
         found = self.source() if self.source is not None else None

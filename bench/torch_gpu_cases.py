@@ -68,6 +68,7 @@ def case_bounds():
 BUDGETS = {
     "quarter": {"share": 0.25}, "eighth": {"share": 0.125},
     "nvme": {"share": 0.25, "host": 0.25, "nvme": True},
+    "in_backward": {"share": 0.25, "update_in_backward": True},
 }
 # What a loop does, and the budgets in which it runs.
 LOOPS = {"": ({}, BUDGETS), ".clip": ({"clip": 0.5}, ["eighth"]),

@@ -13,6 +13,7 @@ import tempfile
 import traceback
 import warnings
 
+import support
 import torch
 
 import stepwell
@@ -518,7 +519,7 @@ loss(model, 96).backward()""", ""),
 see("closure", optimizer.step(closure))""", ""),
     "scaler": ("step", """scaler.unscale_(optimizer)
 scaler.step(optimizer)
-scaler.update()""", "scaler = torch.amp.GradScaler('cpu', init_scale=4.0)"),
+scaler.update()""", "scaler = torch.amp.GradScaler(DEVICE, init_scale=4.0)"),
     # after the step
     "read gradients after it": (
         "stepped", 'see("after", [p.grad for p in model.parameters()])', ""),
@@ -572,7 +573,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 def draw(seed, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(*shape, generator=torch.Generator(DEVICE).manual_seed(seed))
 """
 
 
@@ -750,7 +751,7 @@ def run(text, options):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             exec(compile(text, "<drawn>", "exec"), {
-                "__name__": "drawn", "offload": offload,
+                "__name__": "drawn", "DEVICE": support.DEVICE, "offload": offload,
                 "see": lambda name, value: seen.append((name, plain(value)))})
     except Exception as raised:
         error = raised

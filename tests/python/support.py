@@ -19,6 +19,7 @@ except ImportError:
     numpy = None
 
 BLOCK = stepwell.BLOCK_64K
+DEVICE = "cpu"  # on which models are made; tests/torch_double has another
 MIB = 1 << 20
 needs_numpy = unittest.skipIf(numpy is None, "NumPy is not installed (python3-numpy)")
 

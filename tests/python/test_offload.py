@@ -387,7 +387,7 @@ class Offload(unittest.TestCase):
 
     def test_autocast_and_half_precision_have_the_same_losses(self):
         def autocast(model):
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast(support.DEVICE, torch.bfloat16):
                 return model(torch.randn(8, 128)).float().pow(2).mean()
         self.same(Stack, autocast, blocks=24)
         self.same(lambda: Stack(False), autocast, blocks=24)
@@ -430,7 +430,7 @@ class Offload(unittest.TestCase):
     def test_a_scaler_a_clip_a_schedule_and_micro_batches_have_the_same_losses(self):
         def train(budget):
             with Run(Stack, own_steps, budget) as run:
-                scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+                scaler = torch.amp.GradScaler(support.DEVICE, init_scale=1024.0, growth_interval=2)
                 schedule = torch.optim.lr_scheduler.StepLR(run.optimizer, 1, 0.5)
                 found = []
                 for step in range(4):
@@ -620,7 +620,8 @@ class Offload(unittest.TestCase):
 
             def written():
                 runtime.evict()
-                return runtime.link_stats("device_to_nvme").bytes
+                return sum(runtime.link_stats(link).bytes
+                           for link in ("device_to_host", "device_to_nvme"))
             means = [torch.ones(p.shape) for p in run.model.parameters()]
             before = written()
             for mean, p in zip(means, run.model.parameters()):

@@ -64,7 +64,7 @@ class Autocast(unittest.TestCase):
                                                        driver_options="allow_tmpfs=1"))
             for step in range(3):
                 torch.manual_seed(step)
-                with torch.autocast("cpu", torch.bfloat16, cache_enabled=cache):
+                with torch.autocast(support.DEVICE, torch.bfloat16, cache_enabled=cache):
                     loss = self.loss(model, way)
                     if way == "backward inside":
                         loss.backward()
@@ -127,7 +127,7 @@ class Autocast(unittest.TestCase):
             return [copy.untyped_storage().nbytes() for copy in copies if copy is not None]
         inside = []
         model[7].register_forward_hook(lambda *_: inside.append(sum(sizes())))
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(support.DEVICE, torch.bfloat16):
             x = torch.ones(2, 256, requires_grad=True)
             loss = model(x).sum()
             self.assertEqual(sizes(), [0] * 8)  # they are objects of the cache still
@@ -144,13 +144,13 @@ class Autocast(unittest.TestCase):
     def test_a_copy_from_before_an_update_is_an_error(self):
         model, optimizer, _ = self.deep()
         x = torch.ones(2, 256, requires_grad=True)
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(support.DEVICE, torch.bfloat16):
             model(x).sum().backward()
             optimizer.step()
             with self.assertRaisesRegex(RuntimeError, "cache has a copy of parameter '0.weight'"):
                 model(x)
         optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(support.DEVICE, torch.bfloat16):
             model(x).sum().backward()  # in a block of its own
         optimizer.step()
 
@@ -162,7 +162,7 @@ class Autocast(unittest.TestCase):
         def keep(module, args, out):
             kept.append(made.casts.found[made.by_parameter[id(module.weight)]].copy())
         model[2].register_forward_hook(keep)
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(support.DEVICE, torch.bfloat16):
             model(x)
             self.assertEqual(kept[0].untyped_storage().nbytes(), 2 * 256 * 256)
             self.assertTrue(torch.equal(kept[0], model[2].weight.bfloat16()))
@@ -170,7 +170,7 @@ class Autocast(unittest.TestCase):
     def test_the_casts_of_weights_are_saved_as_references(self):
         model = nn.Linear(128, 128)
         stepwell.torch.offload(model, device_bytes=16 * BLOCK, block_bytes=BLOCK)
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(support.DEVICE, torch.bfloat16):
             node = model(torch.ones(2, 128, requires_grad=True)).grad_fn
         packed = [getattr(node, name).data for name in dir(node) if name.startswith("_raw_saved")]
         self.assertEqual(sum(type(each) is SavedCast for each in packed), 1)
@@ -179,7 +179,7 @@ class Autocast(unittest.TestCase):
     def test_a_weight_written_before_backward_is_an_error(self):
         model = nn.Linear(128, 128)
         stepwell.torch.offload(model, device_bytes=16 * BLOCK, block_bytes=BLOCK)
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(support.DEVICE, torch.bfloat16):
             loss = model(torch.ones(2, 128, requires_grad=True)).sum()
         with torch.no_grad():
             model.weight.mul_(2)
@@ -189,7 +189,7 @@ class Autocast(unittest.TestCase):
 
     def test_programs_in_one_block_have_the_numbers_of_plain_torch(self):
         def autocast(**options):
-            return torch.autocast("cpu", torch.bfloat16, **options)
+            return torch.autocast(support.DEVICE, torch.bfloat16, **options)
 
         def input(grad=True):
             return torch.ones(4, 192, requires_grad=grad)
@@ -223,7 +223,7 @@ class Autocast(unittest.TestCase):
             with autocast(enabled=False):
                 found = model(input(False))
                 loss.backward()
-            with torch.autocast("cpu", torch.float16):
+            with torch.autocast(support.DEVICE, torch.float16):
                 norm = model[0].weight.norm()
             return [found, model[0].weight.grad, norm, model(input())]
 

@@ -30,7 +30,8 @@ def made(optimizer="AdamW", dropout=0.0):
 
 
 def step(model, optimizer, batch):
-    x = torch.randn(4, 96, generator=torch.Generator().manual_seed(batch))
+    generator = torch.Generator(support.DEVICE).manual_seed(batch)
+    x = torch.randn(4, 96, generator=generator)
     loss = model(x).square().mean()
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 0.1)
@@ -159,7 +160,8 @@ class Check(unittest.TestCase):
                 torch.rand(1)
             return step(model, optimizer, batch)
 
-        self.found(r"^step 0: after it: the random state of torch", draws)
+        name = "torch" if support.DEVICE == "cpu" else support.DEVICE
+        self.found(f"^step 0: after it: the random state of {name}", draws)
 
     def test_a_loop_that_goes_another_way_offloaded_is_named(self):
         def skips(model, optimizer, batch):

@@ -18,6 +18,7 @@ import warnings
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import support  # noqa: E402
 from test_offload import BLOCK, HAS_TORCH, Run, offload, own_steps, stack_loss  # noqa: E402
 
 if HAS_TORCH:
@@ -438,7 +439,7 @@ class Programs(Loops):
 
     def test_a_module_moved_to_the_device_it_is_on_stays_as_it_is(self):
         with Run(lambda: Stack(layers=12), own_steps, 24) as run:  # 6 MiB in 1.5
-            self.assertIs(run.model.to("cpu"), run.model)
+            self.assertIs(run.model.to(support.DEVICE), run.model)
             run.model.float().cpu()
             run.step(0, stack_loss)
 

@@ -35,7 +35,8 @@ def clip_one_by_one(run, _):
 
 def unscale(run, seed):
     """As GradScaler does. In the second step an element is not finite."""
-    scaler = run.__dict__.setdefault("scaler", torch.amp.GradScaler("cpu", init_scale=8.0))
+    made = torch.amp.GradScaler(support.DEVICE, init_scale=8.0)
+    scaler = run.__dict__.setdefault("scaler", made)
     if scaler._scale is None:
         scaler.scale(torch.ones(()))
     if seed == 1:

@@ -100,8 +100,10 @@ def step(model, optimizer, seed):
 def plain(value):
     """The same, with tensors as their bytes with their type and shape."""
     if isinstance(value, torch.Tensor):
-        copied = value.detach().clone().contiguous()
-        return (str(copied.dtype), tuple(copied.shape),
+        copied = value.detach().clone().contiguous().cpu()
+        # A count of steps is where torch makes tensors by default.
+        device = str(value.device) if copied.dim() else ""
+        return (str(copied.dtype), tuple(copied.shape), device,
                 copied.reshape(-1).view(torch.uint8).numpy().tobytes())
     if isinstance(value, dict):
         return {key: plain(each) for key, each in value.items()}
@@ -112,6 +114,11 @@ def plain(value):
 
 def flat(value):
     return repr(value)
+
+
+def memory_of(lazy):
+    """What shows the memory to the program, on any device."""
+    return lazy.numpy() if support.DEVICE == "cpu" else lazy.untyped_storage()
 
 
 def difference(ours, expected, path=""):
@@ -667,10 +674,11 @@ class Gradient(Same):
             "index": lambda g: g.__setitem__(torch.arange(0, 64, 2), 0),
             "mask": lambda g: g.__setitem__(g < 0, 0), "out": lambda g: torch.mul(g, 3, out=g),
             "bytes": lambda g: g.view(torch.int32)[2].fill_(0),
-            "numpy": lambda g: g.numpy().fill(2),
             "assign": lambda g: setattr(g, "data", torch.ones_like(g)),
             "narrow of a view": lambda g: g[8:].narrow(1, 3, 9).T[4].copy_(g[0, :56]),
         }
+        if support.DEVICE == "cpu":
+            edits["numpy"] = lambda g: g.numpy().fill(2)
         for name, edit in edits.items():
             def program(model, optimizer):
                 torch.manual_seed(3)
@@ -719,7 +727,8 @@ class Gradient(Same):
 
         def used():
             tiers.mark()
-            return sum(tiers.runtime.tier_stats(tier).used_bytes for tier in ("device", "nvme"))
+            return sum(tiers.runtime.tier_stats(tier).used_bytes
+                       for tier in ("device", "host", "nvme"))
         model(torch.randn(4, WIDTH)).sum().backward()
         model.zero_grad()
         least = used()
@@ -843,14 +852,14 @@ class Gradient(Same):
             return backup
 
         def kept(model, optimizer):
-            array = model[0].weight.grad.numpy()
+            array = memory_of(model[0].weight.grad)
             try:
                 optimizer.step()
             finally:
                 del array
 
         def dropped(model, optimizer):
-            array = model[0].weight.grad.numpy()
+            array = memory_of(model[0].weight.grad)
             try:
                 optimizer.zero_grad()
             finally:

@@ -97,7 +97,7 @@ class Threads(unittest.TestCase):
     def test_another_thread_evaluates_in_backward(self):
         def evaluate(model):
             with torch.no_grad():
-                model(torch.ones(8, 128))
+                model(torch.ones(8, 128, device=support.DEVICE))
         for blocks in (16, 128):
             with self.subTest(blocks=blocks):
                 self.assertEqual(self.waits(evaluate, blocks), self.losses(0))

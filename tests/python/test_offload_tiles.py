@@ -245,7 +245,7 @@ class Training(Tiles):
 
     def test_autocast_and_half_precision_follow_plain_torch(self):
         def autocast(model):
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast(support.DEVICE, torch.bfloat16):
                 return language_loss(model)
         self.same(Language, autocast, delta=2e-3)
         self.same(lambda: Language().bfloat16(), delta=2e-3, blocks=7)
@@ -253,7 +253,7 @@ class Training(Tiles):
     def test_clips_scalers_and_micro_batches_follow_plain_torch(self):
         def train(blocks):
             with Run(Language, adamw, blocks) as run:
-                scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+                scaler = torch.amp.GradScaler(support.DEVICE, init_scale=1024.0)
                 found = []
                 for step in range(3):
                     for micro in range(2):

@@ -5,6 +5,7 @@ Skipped where PyTorch is not installed.
 """
 import unittest
 
+import support
 from test_offload import BLOCK, HAS_TORCH, Run, own_steps, stack_loss
 
 if HAS_TORCH:
@@ -189,12 +190,12 @@ class InBackward(unittest.TestCase):
 
     def test_a_scaler_is_refused(self):
         def loop(run):
-            scaler = torch.amp.GradScaler("cpu")
+            scaler = torch.amp.GradScaler(support.DEVICE)
             scaler.scale(stack_loss(run.model)).backward()
             scaler.step(run.optimizer)
         self.refused("no GradScaler", loop)
         run = self.run_of(Stack, adamw, 32)
-        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        scaler = torch.amp.GradScaler(support.DEVICE, enabled=False)
         for _ in range(2):
             scaler.scale(stack_loss(run.model)).backward()
             scaler.step(run.optimizer)

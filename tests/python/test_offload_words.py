@@ -151,7 +151,7 @@ class Words(unittest.TestCase):
             if blocks:
                 stepwell.torch.offloaded(model).close()
         self.assertEqual(*losses)
-        optimizer.scaler = torch.amp.GradScaler("cpu")
+        optimizer.scaler = torch.amp.GradScaler(support.DEVICE)
         with self.assertRaisesRegex(TypeError, "before prepare"):
             stepwell.torch.offload(model, optimizer, device_bytes=64 * BLOCK)
 

@@ -7,21 +7,21 @@ usage: test_offload_device.py MODULE, over the double of CUDA's driver.
 import contextlib
 import copy
 import ctypes
-import dataclasses
 import os
-import shutil
 import sys
-import tempfile
 import unittest
+import warnings
 from unittest import mock
 
 import double
+import offloading
 import stepwell
 import stepwell.torch
 import torch
 import training
 from stepwell import _stream_fetching, _views
-from stepwell.torch import _division, _gradients, _offload, _place
+from stepwell.torch import _gradients, _place
+from offloading import fifth
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -139,14 +139,10 @@ class Case(unittest.TestCase):
     def setUp(self):
         torch.late.synchronize()
         double.violations()
-        # A module is loaded from where nobody else can write.
-        self.directory = tempfile.mkdtemp(prefix="stepwell-late-", dir="/tmp")
-        self.addCleanup(shutil.rmtree, self.directory)
+        registered = offloading.registered(MODULE)
+        self.directory = registered.__enter__()
+        self.addCleanup(registered.__exit__, None, None, None)
         self.module = os.path.join(self.directory, "libstepwell-cuda.so")
-        shutil.copyfile(MODULE, self.module)
-        os.chmod(self.module, 0o644)
-        double.register(self.module)
-        self.addCleanup(_place.KINDS.pop, "late")
 
     def tearDown(self):
         torch.late.synchronize()
@@ -154,7 +150,8 @@ class Case(unittest.TestCase):
 
     def offload(self, model, optimizer=None, **options):
         options = {"device_bytes": 256 * MIB, "host_bytes": 512 * MIB, "probe": False, **options}
-        with apart() if options["device_bytes"] == fifth(model) else contextlib.nullcontext():
+        tight = options["device_bytes"] == fifth(model)
+        with offloading.apart() if tight else contextlib.nullcontext():
             stepwell.torch.offload(model, optimizer, **options)
         made = stepwell.torch.offloaded(model)
         self.addCleanup(made.close)
@@ -165,29 +162,9 @@ class Case(unittest.TestCase):
                              driver_options="allow_tmpfs=1")
 
 
-def apart():
-    """Small parameters take as many blocks as large ones: each has its own."""
-    spec_of = _offload.spec_of
-
-    def alone(*args):
-        return dataclasses.replace(spec_of(*args), own_blocks=True)
-    stack = contextlib.ExitStack()
-    stack.enter_context(mock.patch.object(_offload, "spec_of", alone))
-    stack.enter_context(mock.patch.object(
-        _division, "room_of", lambda _, records: 2 * MIB * len(records)))
-    return stack
-
-
 def moved(made):
     return [made.runtime.link_stats(link).bytes
             for link in (stepwell.Link.HOST_TO_DEVICE, stepwell.Link.DEVICE_TO_HOST)]
-
-
-def fifth(model):
-    """Of what its parameters take on the device, a block of 2 MiB each, if its modules fit."""
-    least = max(len([*layer.parameters()]) for layer in model.modules()
-                if isinstance(layer, nn.TransformerEncoderLayer) or not [*layer.children()])
-    return max(least + 2, len([*model.parameters()]) // 5) * 2 * MIB
 
 
 class Training(Case):

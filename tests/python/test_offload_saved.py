@@ -430,7 +430,10 @@ class Entries(Case):
             model = made()
             start = copy.deepcopy(model.state_dict())
             records = self.offload(model, blocks=blocks).records
-            self.assertEqual(any(record.large for record in records), blocks == 5)
+            model[0].weight.data_ptr()  # which the program may keep
+            # In tiles, with blocks of 64 KiB.
+            self.assertEqual(any(record.large for record in records),
+                             blocks == 5 and support.DEVICE == "cpu")
             for way in ways:
                 for pinned in False, True:
                     with self.subTest(way, blocks=blocks, dtype=dtype, pinned=pinned):

@@ -216,6 +216,11 @@ class Accesses:
                     f"{record.label()} is given other data while the program has a tensor, an "
                     "array or the address of its memory, which keeps the old values in plain "
                     "torch, and would have the new ones here: take p.data.clone() before")
+        self.fill(record, data)
+
+    def fill(self, record: Record, data: torch.Tensor) -> None:
+        """Write all of its bytes, of which other tensors over its memory have the new values."""
+        self._offload.copied.end(record.tensor)
         if record.pins:  # in its module's call, or its address was returned since the last mark
             with torch.no_grad():
                 record.alias.copy_(data)

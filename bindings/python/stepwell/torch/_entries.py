@@ -62,7 +62,7 @@ class Snapshot:
         if record.offload.closed:
             record.parameter.detach().copy_(self.whole)
         else:
-            record.offload.accesses.set_data(record, self.whole)
+            record.offload.accesses.fill(record, self.whole)
         self._seen = self._changes()
 
 

@@ -373,6 +373,26 @@ class Programs(Case):
         for one, other in zip(*found):
             self.assertTrue(torch.equal(one.detach().cpu(), other.detach().cpu()))
 
+    def test_states_are_read_while_the_program_has_addresses_of_others(self):
+        def use(model, optimizer):
+            first, *_, last = optimizer.state.values()
+            for state in first, last:
+                for value in state.values():
+                    value.data_ptr()
+            saved = copy.deepcopy(optimizer.state_dict())
+            return [value for state in saved["state"].values() for value in state.values()]
+        self.both(use)
+        self.both(use, "rmsprop", device_bytes=64 * MIB)
+
+    def test_results_in_states_do_not_stay_on_the_device(self):
+        model, optimizer = make("rmsprop")
+        made = self.offload(model, optimizer, device_bytes=fifth(model))
+        trained("rmsprop", model, optimizer)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                optimizer.state[parameter]["square_avg"].copy_(parameter).mul_(0.5)
+        self.assertEqual(made.runtime.tier_stats("device").open_views, 0)
+
     def backward(self, model):
         data = training.numbers(8, WIDTH)(99).to("late")
         square(model(data), data).backward()

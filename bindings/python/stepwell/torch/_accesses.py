@@ -9,7 +9,7 @@ import torch
 from . import _edges, _tiles
 from ._division import room_of, split
 from ._entries import Entry, Snapshot
-from ._lazy import READ, READ_WRITE
+from ._lazy import READ, READ_WRITE, Lazy
 from ._private import pop
 from ._records import (
     DTYPES, VERSIONED, Offloaded, Record, find_absent, memory_order, read, users_of, write,
@@ -180,7 +180,8 @@ class Accesses:
 
     @staticmethod
     def _shares(value: Any, records: List[Record]) -> bool:
-        if not isinstance(value, torch.Tensor) or isinstance(value, Offloaded):
+        # The address of a lazy tensor would pin it until the next mark.
+        if not isinstance(value, torch.Tensor) or isinstance(value, (Offloaded, Lazy)):
             return False
         if value.layout != torch.strided or value.device != records[0].alias.device:
             return False

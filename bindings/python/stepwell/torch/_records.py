@@ -90,8 +90,10 @@ def read(place: Place, tensor: Tensor, size: Tuple[int, ...], stride: Tuple[int,
         check(_waiting.call(tensor._runtime, lib.stw_tensor_read, tensor._use(), out.data_ptr(),
                             options))
     except BusyError:  # this thread has it open for writing, as a signal's handler may find it
-        return at_address(place, tensor, size, stride).clone(
-            memory_format=torch.preserve_format)
+        memory = (at_address(place, tensor, size, stride) if place.is_host else
+                  # Or a neighbour in its block, which is on the device.
+                  place.tensor_of(tensor._runtime.fetch(tensor)).as_strided(size, stride))
+        return memory.clone(memory_format=torch.preserve_format)
     return place.to(out)
 
 

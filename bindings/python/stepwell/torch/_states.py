@@ -64,6 +64,8 @@ class StateSource(Source):
         if self.plain is not None:
             return self.plain.clone()
         assert self.held is not None
+        if self.held in self.offload.shown:  # pinned, if the program still has its memory
+            return self.memory(False, False).clone(memory_format=torch.preserve_format)
         self.offload.copied.sync(self.held)
         return read(self.offload.place, self.held, self.size, self.stride, self.dtype)
 

@@ -102,8 +102,16 @@ class Words(unittest.TestCase):
                      lambda: model.net[0].weight.set_(torch.zeros(128, 128))):
             with self.assertRaisesRegex(RuntimeError, "would replace the memory of parameter"):
                 move()
+        elsewhere = torch.empty(128, 128, device="meta")
+        with self.assertRaisesRegex(RuntimeError, "data on meta for parameter 'net.0.weight'"):
+            model.net[0].weight.data = elsewhere
+        model(torch.ones(2, 128)).sum().backward()
+        before = model.net[0].weight.grad.clone()
+        with self.assertRaisesRegex(RuntimeError, "on meta for parameter 'net.0.weight'"):
+            model.net[0].weight.grad = elsewhere
+        self.assertTrue(torch.equal(model.net[0].weight.grad, before))
         self.assertEqual(model.net[0].weight.to("meta").device.type, "meta")  # a copy
-        self.assertIs(model.to("cpu"), model)
+        self.assertIs(model.to(support.DEVICE), model)
         self.assertTrue(model(torch.ones(2, 128)).isfinite().all())
 
     def test_progress_counts_steps_of_models_called_through_parts_and_in_eval(self):

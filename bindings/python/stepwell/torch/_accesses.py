@@ -199,7 +199,10 @@ class Accesses:
                 f"data of {tuple(data.shape)}, {data.dtype} for {record.label()} of {record.size}, "
                 f"{record.dtype}: a parameter in tiers keeps its shape and dtype; change it before "
                 "offload()")
-        self._offload.copied.end(record.tensor)
+        if self._offload.making is None and data.device != record.alias.device:
+            raise RuntimeError(
+                f"data on {data.device} for {record.label()} on {record.alias.device}, which a "
+                "parameter in tiers does not leave: copy it there with p.data.copy_()")
         if data is record.parameter:  # like Module.to() when nothing has to be moved
             return
         if self._shares(data, [record]):

@@ -437,10 +437,11 @@ class Offloaded(torch.nn.Parameter):
                 raise NotImplementedError(
                     f"the gradient of {record.label()} is set to {grad._source.label()} as it is, "
                     "and both would share memory: set it to a clone()")
-        if grad is not None and (grad.size() != self.size() or grad.dtype != self.dtype):
+        if grad is not None and (grad.size() != self.size() or grad.dtype != self.dtype
+                                 or grad.device != self.device):
             raise RuntimeError(
-                f"a gradient of {tuple(grad.size())}, {grad.dtype} for {record.label()} of "
-                f"{record.size}, {record.dtype}")
+                f"a gradient of {tuple(grad.size())}, {grad.dtype} on {grad.device} for "
+                f"{record.label()} of {record.size}, {record.dtype} on {self.device}")
         if record.offload.in_backward is not None:
             record.offload.in_backward.dropped(record)
         values = grad.clone() if isinstance(grad, Lazy) else grad

@@ -393,6 +393,24 @@ class Programs(Case):
                 optimizer.state[parameter]["square_avg"].copy_(parameter).mul_(0.5)
         self.assertEqual(made.runtime.tier_stats("device").open_views, 0)
 
+    def test_a_tensor_that_outlives_its_access_is_warned_of_once(self):
+        model, optimizer = make("adamw")
+        made = self.offload(model, optimizer)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for parameter in model.parameters():
+                parameter.data.mul_(0.5)
+                parameter.detach().view(-1)[:5].add_(1)
+            trained("adamw", model, optimizer)
+        held = model[3].weight.data
+        with self.assertWarnsRegex(UserWarning, "a tensor over the memory of parameter '3.weight'"):
+            self.backward(model)
+        again = model[3].weight.detach()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            made.optimizer.step()
+        del held, again
+
     def backward(self, model):
         data = training.numbers(8, WIDTH)(99).to("late")
         square(model(data), data).backward()

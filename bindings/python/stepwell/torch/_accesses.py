@@ -2,6 +2,7 @@
 """Accesses to parameters outside their units: by torch functions, `.data`, and copies of them."""
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 import torch
@@ -30,11 +31,14 @@ class Accesses:
         self._offload = offload
         self.touched: Dict[Record, Any] = {}  # the views
         self._shown: Dict[Record, int] = {}  # of these, accesses held only by tensors
+        self._told = False  # that such a tensor was left
         self.copies = 0   # number of running state_dict() calls, which return copies
         self._sources: Dict[Record, Snapshot] = {}  # those of the outermost call
 
     def end(self) -> None:
         """End all accesses, at a mark."""
+        if self._shown and not self._told and not self._offload.serves_faults:
+            self._tell_of_held()
         while self.touched:
             self._untouch(next(reversed(self.touched)))
         self.copies = 0
@@ -143,9 +147,20 @@ class Accesses:
         """End accesses whose tensors have ended, since a loop over `.data` may exceed the budget.
         If faults are served, the other accesses may end as well: a fault fetches them again."""
         for record in list(self._shown):
-            # The parameter's own tensor, this one, and the kept views.
-            if self._offload.serves_faults or users_of(record.alias) == 2 + len(record.views):
+            if self._offload.serves_faults or not _is_held(record):
                 self._untouch(record)
+
+    def _tell_of_held(self) -> None:
+        """Warn once of tensors that outlive their access, since no fault serves their uses."""
+        held = next((record for record in self._shown if _is_held(record)), None)
+        if held is None or self._offload.closed:
+            return
+        self._told = True
+        warnings.warn(
+            f"the program still has a tensor over the memory of {held.label()} from .data, "
+            "detach() or a view, whose contents are undefined from now on, as the parameter may "
+            "leave the device: take it from the parameter again, or take a clone()",
+            stacklevel=2)
 
     def _touch(self, record: Record, writes: bool) -> None:
         held = self.touched.get(record)
@@ -263,6 +278,12 @@ class Accesses:
                     state[name] = Entry(source.whole.as_strided(
                         value.size(), value.stride(), value.storage_offset()), source)
         self._sources.clear()
+
+
+def _is_held(record: Record) -> bool:
+    """Whether the program has a tensor over the memory: another than the parameter's own, this one,
+    and the kept views."""
+    return users_of(record.alias) > 2 + len(record.views)
 
 
 def _accesses_of(module: torch.nn.Module) -> Optional[Accesses]:

@@ -384,6 +384,24 @@ class Programs(Case):
         self.both(use)
         self.both(use, "rmsprop", device_bytes=64 * MIB)
 
+    def test_gradients_that_the_program_holds_outlive_zero_grad(self):
+        def use(model, optimizer):
+            self.backward(model)
+            held = [parameter.grad for parameter in model.parameters()]
+            optimizer.step()
+            optimizer.zero_grad()
+            return [each.clone() for each in held]
+        for kind in ("adamw", "rmsprop"):
+            self.both(use, kind, device_bytes=64 * MIB, keep_gradients=True)
+
+    def test_data_is_set_while_the_program_has_memory_of_others(self):
+        def use(model, optimizer):
+            held = model[0].bias.data
+            for parameter in model[3:].parameters():
+                parameter.data = torch.full_like(parameter, 0.5)
+            return [*model.parameters(), held.clone()]
+        self.both(use, device_bytes=64 * MIB)
+
     def test_results_in_states_do_not_stay_on_the_device(self):
         model, optimizer = make("rmsprop")
         made = self.offload(model, optimizer, device_bytes=fifth(model))

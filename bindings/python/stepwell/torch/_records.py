@@ -23,7 +23,7 @@ from .._library import lib
 from .._tensor import Tensor, TensorSpec
 from ..errors import BudgetError, BusyError, EmptyError, check
 from ._lazy import Lazy, Source
-from ._place import Place
+from ._place import KINDS, Place
 
 if TYPE_CHECKING:
     from ._offload import Offload
@@ -74,9 +74,16 @@ def write(to: Tensor, data: torch.Tensor, stride: Tuple[int, ...]) -> None:
         return
     if isinstance(data, Lazy):
         data = data.in_memory()
-    source = flat(data.detach(), stride).cpu()
+    source = flat(data.detach(), stride)
+    here = source.cpu()
     options = _abi.stw_copy_options.initial()
-    check(_waiting.call(to._runtime, lib.stw_tensor_write, to._use(), source.data_ptr(), options))
+    try:
+        check(_waiting.call(to._runtime, lib.stw_tensor_write, to._use(), here.data_ptr(), options))
+    except BusyError:  # this thread has a neighbour in its block open, which is on the device
+        if source.is_cpu:
+            raise
+        memory = KINDS[source.device.type].tensor_of(to._runtime.fetch(to, Access.WRITE))
+        memory.view(-1).copy_(source)
 
 
 def read(place: Place, tensor: Tensor, size: Tuple[int, ...], stride: Tuple[int, ...],

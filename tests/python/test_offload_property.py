@@ -54,6 +54,7 @@ class Property(unittest.TestCase):
                     [], ["freeze", "close and offload", "commit and resume"], ["average"]]),
                 ("stack", "RMSprop", "update_in_backward", [
                     [], ["close and offload", "drop a state"], ["load a part"], []]),
+                ("scalars", "RMSprop", "resident", [[], ["commit and resume"]]),
                 ("scalars", "SGD with momentum", "resident", [
                     [], ["commit and resume", "see the optimizer"]]),
                 ("stack", "Adagrad", "resident", [

@@ -218,6 +218,8 @@ class OwnSteps(Steps):
                                              value["dtype"]).lazy()
                     elif isinstance(value, dict) and "number" in value:
                         value = torch.tensor(value["number"], dtype=value["dtype"], device="cpu")
+                    if type(value) is torch.Tensor and name != "step":  # as load_state_dict() does
+                        value = self.offload.place.to(value)
                     states.shown(record).show(name, value)
             states.arrange((), every=True)
 
@@ -229,7 +231,7 @@ def _described(value: Any) -> Any:
         return {"size": source.size, "stride": source.stride, "dtype": source.dtype}
     if isinstance(value, torch.Tensor) and value.dim() == 0 and not value.is_complex():
         return {"number": value.item(), "dtype": value.dtype}
-    return value
+    return value.cpu() if isinstance(value, torch.Tensor) else value
 
 
 def _plain(step: Any) -> Any:

@@ -55,6 +55,7 @@ class Property(unittest.TestCase):
                 ("stack", "RMSprop", "update_in_backward", [
                     [], ["close and offload", "drop a state"], ["load a part"], []]),
                 ("scalars", "RMSprop", "resident", [[], ["commit and resume"]]),
+                ("stack", "Adafactor", "resident", [["commit and resume"]]),
                 ("scalars", "SGD with momentum", "resident", [
                     [], ["commit and resume", "see the optimizer"]]),
                 ("stack", "Adagrad", "resident", [

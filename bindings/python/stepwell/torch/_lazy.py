@@ -399,6 +399,9 @@ class Window:
             self._offload.accesses.end_touched([self._owner])
             self._owner = None
 
+    def holds(self, tensor: Tensor) -> bool:
+        return not torch.is_grad_enabled() and tensor in self._held
+
     def fetch(self, owner: Any, tensor: Tensor, access: Access) -> torch.Tensor:
         self.at(owner)
         held = self._held.get(tensor)

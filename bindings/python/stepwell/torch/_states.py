@@ -64,8 +64,9 @@ class StateSource(Source):
         if self.plain is not None:
             return self.plain.clone()
         assert self.held is not None
-        if self.held in self.offload.shown:  # pinned, if the program still has its memory
-            return self.memory(False, False).clone(memory_format=torch.preserve_format)
+        window = self.offload.window
+        if self.held in self.offload.shown or window is not None and window.holds(self.held):
+            return self.memory(False, False).clone(memory_format=torch.preserve_format)  # pinned
         self.offload.copied.sync(self.held)
         return read(self.offload.place, self.held, self.size, self.stride, self.dtype)
 

@@ -57,6 +57,7 @@ SLOW = {
     "python-offload_tiles": "each layer and option trains twice",
     "python-offload_updates": "the same",
     "torch-double-gpu_check": "each case is a process with a torch of its own",
+    "torch-double-suite": "the same as python-offload, with each operation run late",
 }
 
 

@@ -362,6 +362,9 @@ _MODES = _OWN.format(name="Modes", body="""
             p.lerp_(state["z"], 0.1)
 """)
 _ADAMS = "torch.optim.{}(params, lr=0.01{})"
+# On a device the default of those without a kernel is all parameters at once, in another order of
+# operations; offload() takes one by one.
+_ONE = ", foreach=False"
 OPTIMIZERS = {  # what defines it, what makes it of `params`, whether a kernel steps it
     "SGD": ("", "torch.optim.SGD(params, lr=0.05)", True),
     "SGD with momentum": (
@@ -373,15 +376,15 @@ OPTIMIZERS = {  # what defines it, what makes it of `params`, whether a kernel s
     "Adam": ("", _ADAMS.format("Adam", ", weight_decay=0.1"), True),
     "AdamW": ("", _ADAMS.format("AdamW", ", weight_decay=0.1"), True),
     "Adagrad": ("", _ADAMS.format("Adagrad", ", lr_decay=0.1"), True),
-    "AMSGrad": ("", _ADAMS.format("Adam", ", amsgrad=True"), False),
-    "RMSprop": ("", _ADAMS.format("RMSprop", ", centered=True, momentum=0.5"), False),
-    "Adadelta": ("", "torch.optim.Adadelta(params)", False),
-    "NAdam": ("", _ADAMS.format("NAdam", ""), False),
-    "RAdam": ("", _ADAMS.format("RAdam", ""), False),
-    "Rprop": ("", _ADAMS.format("Rprop", ""), False),
-    "ASGD": ("", _ADAMS.format("ASGD", ""), False),
-    "Adamax": ("", _ADAMS.format("Adamax", ""), False),
-    "Adafactor": ("", _ADAMS.format("Adafactor", ""), False),
+    "AMSGrad": ("", _ADAMS.format("Adam", ", amsgrad=True" + _ONE), False),
+    "RMSprop": ("", _ADAMS.format("RMSprop", ", centered=True, momentum=0.5" + _ONE), False),
+    "Adadelta": ("", "torch.optim.Adadelta(params" + _ONE + ")", False),
+    "NAdam": ("", _ADAMS.format("NAdam", _ONE), False),
+    "RAdam": ("", _ADAMS.format("RAdam", _ONE), False),
+    "Rprop": ("", _ADAMS.format("Rprop", _ONE), False),
+    "ASGD": ("", _ADAMS.format("ASGD", _ONE), False),
+    "Adamax": ("", _ADAMS.format("Adamax", _ONE), False),
+    "Adafactor": ("", _ADAMS.format("Adafactor", _ONE), False),
     "Lion": (_LION, "Lion(params)", False),
     "Counts": (_COUNTS, "Counts(params)", False),
     "Norm": (_NORM, "Norm(params)", False),
@@ -561,6 +564,8 @@ REFUSALS = {
     r"has the gradient of the last step, which its update has consumed":
         "the same, for a backward pass that adds to them",
     r"updates? (its parameters )?in backward|update_in_backward": _GRADIENTS,
+    r"step\(closure\) with parameters on":
+        "on a device with streams nodes of autograd would wait for the step",
     r"modified by an inplace operation|have been modified|has been modified":
         "as in plain torch, for a graph older than a write",
 }

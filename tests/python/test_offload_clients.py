@@ -440,7 +440,7 @@ class Programs(Loops):
     def test_a_module_moved_to_the_device_it_is_on_stays_as_it_is(self):
         with Run(lambda: Stack(layers=12), own_steps, 24) as run:  # 6 MiB in 1.5
             self.assertIs(run.model.to(support.DEVICE), run.model)
-            run.model.float().cpu()
+            getattr(run.model.float(), support.DEVICE)()
             run.step(0, stack_loss)
 
     def test_assigned_data_is_what_is_trained_and_given_back(self):
@@ -501,7 +501,7 @@ class Programs(Loops):
                 both = threading.Barrier(2)
 
                 def work(at):
-                    data = torch.linspace(-1 - at, 1, 4 * 128).reshape(4, 128)
+                    data = torch.linspace(-1 - at, 1, 4 * 128, device=support.DEVICE).view(4, 128)
                     with torch.no_grad():
                         for _ in range(40):
                             both.wait(60)
@@ -515,6 +515,7 @@ class Programs(Loops):
                     thread.start()
                 for thread in threads:
                     thread.join()
+                self.assertEqual([len(each) for each in found], [40, 40])
                 return found
         self.assertEqual(call(48), call(0))
 

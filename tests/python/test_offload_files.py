@@ -69,17 +69,17 @@ if HAS_TORCH:
             self.scale = nn.Parameter(torch.randn(width))
             self.up = nn.Linear(width, 4 * width)
             self.down = nn.Linear(4 * width, width, bias=False)
-            self.late = nn.Parameter(torch.empty(width, width))
+            self.after = nn.Parameter(torch.empty(width, width))
             nn.init.normal_(self.up.weight, std=0.02)
             self.up.bias.data.fill_(0.25)
-            nn.init.trunc_normal_(self.late, std=0.1)
+            nn.init.trunc_normal_(self.after, std=0.1)
             with torch.no_grad():
                 self.down.weight[0].zero_()
                 self.down.weight.mul_(0.5)
-                self.scale.copy_(self.late.sum(0))
+                self.scale.copy_(self.after.sum(0))
 
         def forward(self, x):
-            return x + self.down(torch.relu(self.up(x * self.scale))) @ self.late
+            return x + self.down(torch.relu(self.up(x * self.scale))) @ self.after
 
     class Custom(nn.Module):
         """Ties, replaces, reads, copies and clones what it has."""
@@ -94,7 +94,7 @@ if HAS_TORCH:
             self.head = nn.Linear(width, 200, bias=False)
             self.head.weight = self.wte.weight
             self.other = nn.Linear(width, width)
-            self.other.weight = nn.Parameter(torch.eye(width) * self.blocks[1].late.mean().item())
+            self.other.weight = nn.Parameter(torch.eye(width) * self.blocks[1].after.mean().item())
             self.frozen = nn.Parameter(torch.ones(4), requires_grad=False)
             self.none = nn.Parameter(torch.empty(0))
             self.small = nn.Linear(width, width).to(torch.bfloat16)

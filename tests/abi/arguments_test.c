@@ -190,9 +190,9 @@ TEST(unknown_flags_and_enumerators_are_refused)
     stw_fetch_request request = request_of(tensor, STW_READ);
     stw_view view;
     ok(stw_tensor_fill(tensor, 1, NULL));
-    spec.flags = 32;
+    spec.flags = 64;
     fails(stw_tensor_create(runtime, &spec, 1, &made), STW_ERROR_INVALID,
-          "spec.flags has bits 0x20");
+          "spec.flags has bits 0x40");
     spec.flags = 0, spec.role = 99;
     fails(stw_tensor_create(runtime, &spec, 1, &made), STW_ERROR_INVALID, "role 99");
     spec.role = 0, spec.dtype = 77;

@@ -1,14 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of the Python package that cannot hold for models on the device `late`, by their reason."""
 REASONS = {
-    "activation_bytes is refused there: saved tensors stay on the device": {
-        "test_offload.py": {"Offload": """
-            test_a_saved_tensor_that_is_written_is_an_error_wherever_it_is
-            test_saved_tensors_beyond_the_limit_come_back_from_tiers"""},
-        "test_offload_outside.py": {"Activations": """
-            test_all_but_the_limit_and_the_newest_tensor_leave
-            test_changing_lengths_need_no_more_room_than_the_longest"""},
-    },
     "NumPy has no array over memory of a device": {
         "test_offload.py": {"Offload": """
             test_arrays_over_parameters_are_written_inside_forward_and_kept_for_good"""},

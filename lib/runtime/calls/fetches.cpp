@@ -390,8 +390,7 @@ Status Fetches::start_sum(const RequestedRange &range, const residency::Grant &g
     }
     const uint64_t bytes = sum_bytes(range);
     if (at.slot_memory) STW_TRY(at.slot_memory->await(at.slots_of(pointer, bytes)));
-    if (at.streams)
-        STW_TRY(at.streams->copies_behind(at.slots_of(pointer, bytes), STW_COPIES_IN));
+    if (at.streams) STW_TRY(at.streams->copies_behind(at.slots_of(pointer, bytes), STW_COPIES_IN));
     const stw_status code = at.ops->zero(at.memory, pointer, bytes);
     if (code >= 0) return {};
     return Status::error(code, "the zeros that a sum into %s starts with cannot be written: %s",

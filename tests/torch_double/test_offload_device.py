@@ -253,6 +253,30 @@ class Training(Case):
             self.assertAlmostEqual(one, other, places=5)
 
 
+    def test_what_fits_moves_nothing(self):
+        if "STW_CUDA_DOUBLE_KERNELS" not in os.environ:
+            self.skipTest("the double has no kernels of updates (nvcc is not installed)")
+        _place.KINDS["late"] = _place.KINDS["late"]._replace(torch_order=False)
+        for in_backward, dtype in ((False, None), (True, None), (False, torch.bfloat16)):
+            torch.manual_seed(0)
+            model = nn.Sequential(*[nn.Linear(500, 500) for _ in range(16)]).to("late", dtype)
+            states = (4 if dtype is None else 8) * sum(
+                parameter.nbytes for parameter in model.parameters())
+            optimizer = torch.optim.AdamW(model.parameters())
+            made = self.offload(model, optimizer, device_bytes=int(1.3 * states),
+                                update_in_backward=in_backward)
+            found = []
+            for step in range(6):
+                data = training.numbers(8, 500)(step).to("late", dtype)
+                square(model(data), data).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                torch.late.synchronize()
+                made.runtime.drain()
+                found.append(moved(made))
+            self.assertEqual(found[-1], found[2])
+            made.close()
+
     def test_clips_and_scalers_move_no_gradient(self):
         def run(kind, **options):
             model, optimizer = make(kind)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Plan = Union["Offload", Any]
 Part = Tuple[str, torch.nn.Module, List[Record]]  # of the model: a unit, or what may become one
 SHARE = 8      # a unit's parameters are at most this fraction of the device budget
+_ALIGNED = 256  # bytes; where tensors of a block begin
 
 
 def cut(offload: "Offload", name: str, module: torch.nn.Module, least: int) -> None:
@@ -99,11 +100,33 @@ def split(unit: Unit) -> None:
 
 def stays(offload: "Offload", states: int) -> bool:
     """Whether everything fits in the device budget, so that nothing is evicted between uses."""
+    if not offload.place.is_host:  # parameters come there when they are used first
+        return _packed(offload, states) <= offload.budget * 15 // 16
     used = offload.runtime.tier_stats("device").used_bytes
     if offload.ranks is not None or used < sum(record.tensor.nbytes for record in offload.records):
         return False
     owned = [[record for record in unit.records if record.unit is unit] for unit in offload.units]
     return used + beside(owned, states, offload.block_bytes) <= offload.budget * 15 // 16
+
+
+def _packed(offload: "Offload", states: int) -> int:
+    """Bytes of parameters, gradients and states, in blocks as the library fills them."""
+    trained = [record for record in offload.records if record.parameter.requires_grad]
+    halves = any(record.dtype.itemsize < 4 for record in trained)
+    kinds = [[record.tensor.nbytes for record in offload.records],
+             [record.tensor.nbytes for record in trained],
+             *[[4 * record.elements for record in trained]] * (states + halves)]
+    blocks, block = 0, offload.block_bytes
+    for sizes in kinds:
+        used = block
+        for size in sizes:
+            if size >= block:
+                blocks += -(-size // block)
+                continue
+            if used + size > block:
+                blocks, used = blocks + 1, 0
+            used += -(-size // _ALIGNED) * _ALIGNED
+    return blocks * block
 
 
 def beside(owned: Iterable[List[Record]], states: int, block: int) -> int:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple
 
 import torch
 
+from .._enums import Tier
 from .._optimizer import Hyper
 from .._optimizer import Optimizer as Kernel
+from .._tensor import Policy
 from ._kinds import Kind, kind_of, torch_order
 from ._lazy import Lazy
 from ._records import Record, write
@@ -40,9 +42,14 @@ class KernelSteps(Steps):
         self._masters: Dict[Record, torch.Tensor] = {}  # loaded, for the next update
         # The tensors that the program has assigned or loaded as states, in which torch would train.
         self._taken: Dict[Tuple[Record, str], "weakref.ref[torch.Tensor]"] = {}
+        in_order = offload.place.torch_order and torch_order(optimizer)
+        # Where all has room on a device that updates. Without a policy the library leaves half of
+        # it to the program, and it updates whole masters alone.
+        self._stays = offload.fits and not offload.place.is_host and not in_order
         self.kernel = Kernel(offload.runtime, kind.algorithm(group), kind.hyper(group),
                              name="optimizer", durable=offload.commits is not None,
-                             torch_order=offload.place.torch_order and torch_order(optimizer))
+                             state_policy=Policy(home=Tier.DEVICE) if self._stays else None,
+                             torch_order=in_order)
         self._given[0] = kind.hyper(group)
         self._add([(at, record) for at, record in self.records()
                    if record.parameter.requires_grad])
@@ -58,6 +65,8 @@ class KernelSteps(Steps):
                     (record.tensor, record.make_gradient()) for record in fresh], group=group)
             for record in fresh:
                 record.group = group
+                if self._stays and record.dtype.itemsize < 4 and record.elements:
+                    self.kernel.state(record.tensor, "master")
                 if record.parameter in self.state:
                     self._changed.setdefault(record, self.state.shown(record))
             for at, record in pairs:

@@ -94,7 +94,8 @@ class Offload:
         self.shown: Dict[Any, Any] = {}  # tensors of lazy ones over which the program has arrays
         self.ended: List[Any] = []  # tensors that nothing refers to any more
         self._addresses: List[torch.Tensor] = []  # given out since the last mark
-        self.resident = False  # everything fits in the device budget permanently
+        self.fits = False      # everything has room in the device budget
+        self.resident = False  # and stays there from use to use
         self.keeps_pins = False  # then pins may last from a forward pass to the backward pass
         self.plain_gradients = False  # then they stay where autograd has made them
         self.kept: Dict[Unit, None] = {}
@@ -145,8 +146,9 @@ class Offload:
         if self.commits is not None:
             self.commits.restore()
         states = 0 if optimizer is None else _kinds.states_of(optimizer)
+        self.fits = stays(self, states)
         # Parameters that are updated in backward release their pins and gradients there.
-        self.resident = not update_in_backward and stays(self, states)
+        self.resident = not update_in_backward and self.fits
         self.keeps_pins = self.resident and self.place.keeps_pins
         if self.resident and self.ranks is None and self.place.lends_gradients:
             self.keep_plain()

@@ -59,7 +59,7 @@ class Estimate(unittest.TestCase):
 
     def made(self, text, optimizer, device="cpu"):
         define, make, _ = programs.OPTIMIZERS[optimizer]
-        names = {}
+        names = {"DEVICE": support.DEVICE}
         exec(programs._HEAD + text + define, names)
         torch.manual_seed(0)
         with torch.device(device):

@@ -41,6 +41,8 @@ def apart():
         return BLOCK * len(records) if plan.block_bytes == BLOCK else room_of(plan, records)
     stack = contextlib.ExitStack()
     stack.enter_context(mock.patch.object(_offload, "spec_of", alone))
+    stack.enter_context(mock.patch.object(
+        _division, "_packed", lambda made, states: BLOCK * len(made.records) * (2 + states)))
     for user in _division, _accesses:
         stack.enter_context(mock.patch.object(user, "room_of", room))
     return stack

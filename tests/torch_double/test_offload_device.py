@@ -146,6 +146,7 @@ class Case(unittest.TestCase):
 
     def tearDown(self):
         torch.late.synchronize()
+        torch.late.empty_cache()  # the tiers of the next test take it
         self.assertEqual(double.violations(), [])
 
     def offload(self, model, optimizer=None, **options):
@@ -252,6 +253,30 @@ class Training(Case):
         for one, other in zip(everything, plain):
             self.assertAlmostEqual(one, other, places=5)
 
+
+    def test_gradients_of_several_parts_are_whole(self):
+        """Budgets of which an eighth, the most of a part, is no number of whole blocks."""
+        def run(device_bytes):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(64, 49152), nn.Tanh(), nn.Linear(49152, 64)).to("late")
+            optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+            if device_bytes:
+                made = self.offload(model, optimizer, device_bytes=device_bytes)
+            losses = []
+            for step in range(3):
+                for part in range(2):
+                    data = training.numbers(16, 64)(2 * step + part).to("late")
+                    loss = square(model(data), data)
+                    loss.backward()
+                    losses.append(loss.item())
+                optimizer.step()
+                optimizer.zero_grad()
+            if device_bytes:
+                made.close()
+            return losses
+        plain = run(0)
+        for device_bytes in (42 * MIB, 46 * MIB):
+            self.assertEqual(run(device_bytes), plain)
 
     def test_what_fits_moves_nothing(self):
         if "STW_CUDA_DOUBLE_KERNELS" not in os.environ:

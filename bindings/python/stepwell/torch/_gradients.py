@@ -246,7 +246,8 @@ class Gradients:
         is all that there is as yet, else it is added."""
         access = Access.WRITE if first else Access.REDUCE
         offload = self._offload
-        each = max(offload.block_bytes, min(_PART, offload.unit_bytes)) // source.element_size()
+        blocks = max(1, min(_PART, offload.unit_bytes) // offload.block_bytes)
+        each = blocks * offload.block_bytes // source.element_size()
         for begin in range(0, source.numel(), each):
             part = source[begin:begin + each]
             request = gradient.request(access, begin, part.numel())

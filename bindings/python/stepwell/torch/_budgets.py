@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The defaults of device_bytes and host_bytes. Each is told in one line of the log."""
+"""The defaults of device_bytes and host_bytes. One log line gives each of them and its reason."""
 from __future__ import annotations
 
 import logging

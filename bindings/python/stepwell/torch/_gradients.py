@@ -21,7 +21,7 @@ from .._fetching import copy_at_once
 from .._library import unchecked
 from .._runtime import Runtime
 from .._tensor import Tensor
-from ..errors import BudgetError, error_of
+from ..errors import error_of
 from ._records import Record, flat, own_grad, set_own_grad
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ _adopt.argtypes = [ctypes.c_void_p] * 5
 _reduce = unchecked("stw_reduce")
 _reduce.argtypes = [ctypes.c_void_p] * 3
 _task = torch._C._current_graph_task_id
-_node = torch._C._current_autograd_node
 _grad_enabled = torch.is_grad_enabled
 _Off = torch._C.DisableTorchFunctionSubclass
 
@@ -147,7 +146,7 @@ class Gradients:
 
     def __init__(self, offload: "Offload", ranks: int) -> None:
         self._offload = offload
-        self._runtime, self._place = offload.runtime, offload.place
+        self._place = offload.place
         self.small = Arrived(offload.runtime)
         self._given: Dict[Record, None] = {}  # whose `.grad` the program has set
         # Over ranks the sum must be the mean.
@@ -250,14 +249,7 @@ class Gradients:
         each = blocks * offload.block_bytes // source.element_size()
         for begin in range(0, source.numel(), each):
             part = source[begin:begin + each]
-            request = gradient.request(access, begin, part.numel())
-            while True:
-                try:
-                    view = self._runtime.fetch(request)
-                    break
-                except BudgetError:  # units that are held for later nodes use the room
-                    if not offload.backward.drop(_node()):
-                        raise
+            view = offload.room_for(gradient.request(access, begin, part.numel()))
             self._place.tensor_of(view).copy_(part)
             del view
 

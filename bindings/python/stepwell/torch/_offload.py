@@ -15,8 +15,11 @@ from typing import (
 import torch
 
 from .. import _abi
+from .._enums import Access
+from .._fetching import Item
 from .._phase import Phase, Step, StepStats
 from .._runtime import Runtime
+from .._views import View
 from ..errors import BudgetError, BusyError, InvalidError, MismatchError
 from . import _collectives, _kinds, _optimizer, _scaling, _tiles, _wrappers
 from ._accesses import Accesses, copies_begin, copies_end
@@ -44,6 +47,7 @@ from ._units import Unit, install, uninstall
 _Made = TypeVar("_Made")
 _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame  # type: ignore[attr-defined]
 _task = torch._C._current_graph_task_id
+_node = torch._C._current_autograd_node
 _thread = threading.get_ident
 _is_autocast = torch.is_autocast_enabled
 
@@ -204,6 +208,15 @@ class Offload:
         except BudgetError as error:
             error.sentence = lacking(self, error)
             raise
+
+    def room_for(self, item: Item, access: Access = Access.READ) -> View:
+        """Fetch on a device. Units that are held for later nodes of a backward pass give way."""
+        while True:
+            try:
+                return self.runtime.fetch(item, access)
+            except BudgetError:
+                if not self.backward.drop(_node()):
+                    raise
 
     def remember(self, record: Record) -> None:
         self.records.append(record)

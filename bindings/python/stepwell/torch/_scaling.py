@@ -3,7 +3,8 @@
 
 clip_grad_norm_() and GradScaler multiply all gradients between backward and step(). The library
 makes such a product on the way of the update, with the bits of torch's: in fp32, rounded once. So
-it is noted here, and no byte moves; whoever else uses the gradient finds it made.
+the factor is kept in the record, and no byte moves. Any other use of the gradient makes the product
+first.
 """
 from __future__ import annotations
 

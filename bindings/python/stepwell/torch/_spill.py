@@ -28,7 +28,6 @@ from .._dtypes import Dtype
 from .._enums import Access, Tier
 from .._library import lib
 from .._tensor import Policy, Tensor, TensorSpec
-from .._views import View
 from ..errors import BudgetError, BusyError, check
 
 if TYPE_CHECKING:
@@ -162,23 +161,13 @@ class Spill:
         place.used_here(memory)
         for begin, count in self._parts(nbytes):
             tensors.append(self._room(count))
-            view = self._view(tensors[-1], Access.WRITE)
+            view = self.offload.room_for(tensors[-1], Access.WRITE)
             place.tensor_of(view).copy_(place.bytes_of(memory, begin, count))
         return tensors
 
     def _parts(self, nbytes: int) -> List[Tuple[int, int]]:
         each = max(self.offload.block_bytes, min(_PART, self.offload.unit_bytes))
         return [(begin, min(each, nbytes - begin)) for begin in range(0, nbytes, each)]
-
-    def _view(self, tensor: Tensor, access: Access) -> View:
-        """On the device. Units that are held for later nodes give way."""
-        offload = self.offload
-        while True:
-            try:
-                return offload.runtime.fetch(tensor, access)
-            except BudgetError:
-                if not offload.backward.drop(torch._C._current_autograd_node()):
-                    raise
 
     def _room(self, nbytes: int) -> Tensor:
         """A tensor of so many bytes; its size at creation is that of its class."""
@@ -216,7 +205,7 @@ class Spill:
         else:
             flat = torch.empty(storage.bytes, dtype=torch.uint8, device=place.device)
             for (begin, count), tensor in zip(self._parts(storage.bytes), storage.tensors):
-                view = self._view(tensor, Access.READ)
+                view = self.offload.room_for(tensor, Access.READ)
                 flat[begin:begin + count].copy_(place.tensor_of(view))
             self._dead += storage.tensors
             storage.tensors, storage.memory, storage.version = [], flat, flat._version

@@ -354,14 +354,14 @@ void DeviceStreams::note_write(Id id, residency::Slot slot, Word mine)
                                                    std::memory_order_acquire));
 }
 
-void DeviceStreams::end(Id id, SlotRange slots, bool wrote, Users *users) noexcept
+void DeviceStreams::end(Id id, SlotRange slots, bool wrote, Users *users, bool followed) noexcept
 {
     if (id == 0) return;
     Stream &stream = streams_[id];
     if (stream.thread.load(std::memory_order_relaxed) == 0) {
         note_end(id, slots, wrote, users);
         stream.released.store(true, std::memory_order_release);
-        if (stream.marks_due.load(std::memory_order_relaxed) == 0) return;
+        if (followed || stream.marks_due.load(std::memory_order_relaxed) == 0) return;
         MutexLock lock(mutex_);
         if (marks_[id].marking) return;  // or the next copy makes it
         const uint32_t due = stream.marks_due.load(std::memory_order_relaxed);

@@ -71,8 +71,10 @@ public:
     // No call of the driver where nobody else does. DEVICE. BUSY, here and below: a stream that has
     // worked there records a graph, and can be marked when that is over.
     Status begin(Id stream, SlotRange slots, bool writes);
-    // The view ends. Before the bytes may go: the pin ends behind this.
-    void end(Id stream, SlotRange slots, bool wrote, Users *users = nullptr) noexcept;
+    // The view ends. Before the bytes may go: the pin ends behind this. followed: another view ends
+    // in the same call, and one mark is enough for all.
+    void end(Id stream, SlotRange slots, bool wrote, Users *users = nullptr,
+             bool followed = false) noexcept;
     // Marks behind all that they have released. DEVICE.
     Status marks_of(const Users &users, MarkList *marks_out);
     // A copy out of the slots or, with `writes`, into them is about to begin, and is of these
@@ -122,7 +124,7 @@ private:
         std::atomic<uint64_t> thread{0};
         std::atomic<uint64_t> epoch{1};
         std::atomic<bool> released{false};  // something, in this epoch
-        // Releases that make a mark themselves, since something came behind the stream.
+        // Calls that release and make a mark themselves, since something came behind the stream.
         std::atomic<uint32_t> marks_due{0};
         // Written under the lock: behind what this stream comes, epochs of the others and words of
         // kSeveral.

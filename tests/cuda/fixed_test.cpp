@@ -177,6 +177,30 @@ TEST_F(CudaFixed, SmallTensorsShareABlockAndItsMapping)
     end_streams();
 }
 
+// While copies come behind a stream, each call that releases makes a mark.
+TEST_F(CudaFixed, ViewsThatEndInOneCallMakeOneMark)
+{
+    constexpr uint32_t kTensors = 20;
+    open("delay_us=100,seed=9", kTensors, 2 * kTensors);
+    std::vector<stw_tensor *> tensors;
+    std::vector<stw_view> views(kTensors);
+    for (uint32_t i = 0; i < kTensors; ++i) {
+        tensors.push_back(make_fixed(("t" + std::to_string(i)).c_str(), kElements));
+        use(tensors[i], streams_[0], 0, 1, true);
+    }
+    ASSERT_OK(stw_evict(runtime_, tensors.data(), 1, STW_TIER_DEVICE, 0, 0));
+    for (uint32_t i = 0; i < kTensors; ++i) {
+        ASSERT_OK(fetch(tensors[i], STW_READ, streams_[0], &views[i]));
+        enqueue(views[i], streams_[0], 1, 1, false);
+    }
+    stw_double_calls_reset();
+    ASSERT_OK(stw_release(views.data(), kTensors, streams_[0], 0));
+    EXPECT_EQ(stw_double_calls("cuEventRecord"), 1u);
+    ASSERT_OK(stw_evict(runtime_, nullptr, 0, STW_TIER_DEVICE, 0, 0));
+    for (stw_tensor *tensor : tensors) expect_all(tensor, kElements, 1);
+    end_streams();
+}
+
 // A gradient that a stream has just written is read on another one, while the zeros of a sum into
 // its neighbour in the block are being enqueued.
 TEST_F(CudaFixed, WhatOthersDoInTheBlockOfASumIsNotForgotten)

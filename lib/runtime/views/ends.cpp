@@ -48,14 +48,14 @@ Status ViewEnds::release(stw_view *views, uint32_t n, void *stream, ReleaseHint 
 {
     Status first;
     for (uint32_t i = 0; i < n; ++i) {
-        Status status = release_one(views[i], stream, hint);
+        Status status = release_one(views[i], stream, hint, i + 1 < n);
         if (first.ok() && !status.ok()) first = std::move(status);
     }
     return first;
 }
 
-[[gnu::always_inline]] inline void ViewEnds::end_on_stream(const ViewSlot &slot,
-                                                           memory::DeviceStreams::Id stream)
+[[gnu::always_inline]] inline void
+ViewEnds::end_on_stream(const ViewSlot &slot, memory::DeviceStreams::Id stream, bool followed)
 {
     const memory::Tier &at = machine_.tiers[slot.place];
     if (!at.streams || slot.byte_count == 0) return;
@@ -64,7 +64,7 @@ Status ViewEnds::release(stw_view *views, uint32_t n, void *stream, ReleaseHint 
     memory::AddressAlias *shown = seen ? tensor->shown[slot.place] : nullptr;
     const bool there = shown && shown->shows(slot.byte_count == tensor->bytes);
     at.streams->end(stream, streams_.slots_of(slot), slot.access != STW_READ,
-                    there ? &shown->users() : nullptr);
+                    there ? &shown->users() : nullptr, followed);
 }
 
 // For a READ view that is pinned by its gate: takes no lock unless the core has to be notified.
@@ -98,7 +98,7 @@ Status ViewEnds::release(stw_view *views, uint32_t n, void *stream, ReleaseHint 
     return status.ok() ? errors_.of(tensor->id) : status;
 }
 
-Status ViewEnds::release_one(stw_view &view, void *stream, ReleaseHint hint)
+Status ViewEnds::release_one(stw_view &view, void *stream, ReleaseHint hint, bool followed)
 {
     memory::DeviceStreams::Id id = 0;
     const bool open = views_.is_view_of(view.cookie, view.tensor);
@@ -119,13 +119,13 @@ Status ViewEnds::release_one(stw_view &view, void *stream, ReleaseHint hint)
     view.cookie = 0;
     view.pointer = nullptr;
     ViewSlot &slot = views_.slot(index);
-    return end_view(index, slot, id, hint);
+    return end_view(index, slot, id, hint, followed);
 }
 
 Status ViewEnds::end_view(uint32_t index, ViewSlot &slot, memory::DeviceStreams::Id stream,
-                          ReleaseHint hint)
+                          ReleaseHint hint, bool followed)
 {
-    end_on_stream(slot, stream);
+    end_on_stream(slot, stream, followed);
     if (slot.exported) slot.exported = 0;
     if (slot.copied) slot.copied = 0;
     ThreadState *state = views_.thread_state();

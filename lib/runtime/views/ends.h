@@ -39,9 +39,10 @@ public:
     [[nodiscard]] Status check_open(const stw_view &view) const;
     [[nodiscard]] uint32_t dtype_of(const stw_view &view) const;  // of an open view
     Status move_to_export(stw_view *view, stw_view *moved_out);
-    Status release_one(stw_view &view, void *stream, ReleaseHint hint);
+    // followed: by another view of the same call.
+    Status release_one(stw_view &view, void *stream, ReleaseHint hint, bool followed = false);
     Status end_view(uint32_t index, ViewSlot &slot, memory::DeviceStreams::Id stream,
-                    ReleaseHint hint);
+                    ReleaseHint hint, bool followed = false);
 
     // Of gathered tensors, and of sums over ranks.
     void set_ranks(ViewKind &wholes, ViewKind &sums)
@@ -52,7 +53,7 @@ public:
 
 private:
     // For a device with streams; for a hit; for a view pinned by the core.
-    void end_on_stream(const ViewSlot &slot, memory::DeviceStreams::Id stream);
+    void end_on_stream(const ViewSlot &slot, memory::DeviceStreams::Id stream, bool followed);
     Status end_hit(uint32_t index, const ViewSlot &slot, ThreadState *state, ReleaseHint hint);
     Status end_pinned(const ViewSlot &view, ReleaseHint hint);
     void end_touches_beside(const stw_tensor &tensor) STW_REQUIRES(runtime_lock);

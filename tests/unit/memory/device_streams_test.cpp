@@ -162,6 +162,27 @@ TEST_F(StreamsOfADevice, ReleasesMakeMarksAfterACopyThatCameBehindTheStream)
     }
 }
 
+TEST_F(StreamsOfADevice, AViewThatAnotherFollowsMakesNoMark)
+{
+    release(&first, 0);
+    ASSERT_TRUE(streams.before_copy({0, 1}, false, STW_COPIES_OUT).ok());
+    told.marked = nullptr;
+    const Result<DeviceStreams::Id> id = streams.id_of(&first);
+    ASSERT_TRUE(id.ok());
+    for (const residency::Slot slot : {1, 2}) {
+        ASSERT_TRUE(streams.begin(id.value(), {slot, 1}, true).ok());
+        streams.end(id.value(), {slot, 1}, true, nullptr, slot == 1);
+        EXPECT_EQ(told.marked != nullptr, slot == 2);
+    }
+    // If none follows after all, the next copy makes it.
+    told.marked = nullptr;
+    ASSERT_TRUE(streams.begin(id.value(), {3, 1}, true).ok());
+    streams.end(id.value(), {3, 1}, true, nullptr, true);
+    EXPECT_EQ(told.marked, nullptr);
+    ASSERT_TRUE(streams.before_copy({3, 1}, false, STW_COPIES_IN).ok());
+    EXPECT_EQ(told.marked, &first);
+}
+
 TEST_F(StreamsOfADevice, AFetchOnAStreamWhoseQueueIsFullHoldsUpNoCopy)
 {
     release(&second, 1);

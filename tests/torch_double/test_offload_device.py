@@ -810,7 +810,7 @@ class Traps(Case):
         made = self.offload(model, optimizer, device_bytes=fifth(model))
         before = values(model)
         data = training.numbers(8, WIDTH)(0).to("late")
-        with mock.patch.object(_gradients.Gradients, "_copy", side_effect=InterruptedError):
+        with mock.patch.object(_gradients.Arrived, "_copy_there", side_effect=InterruptedError):
             with self.assertRaises(InterruptedError):
                 square(model(data), data).backward()
         made.close()

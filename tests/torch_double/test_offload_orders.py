@@ -215,6 +215,36 @@ class Orders(Case):
         data = training.numbers(8192, WIDTH)(0).to("late")
         model(data).sum().backward()
 
+    def branches(self, tiers=True):
+        """Layers on two streams, whose gradients arrive on these: too many to be copied at once."""
+        torch.manual_seed(0)
+        model = nn.ModuleList([nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(20)])
+                               for _ in range(2)]).to("late")
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        if tiers:
+            self.made = self.offload(model, optimizer)
+        yield
+        main, side = torch.late.current_stream(), torch.late.Stream()
+        for step in range(STEPS):
+            data = training.numbers(4096, WIDTH)(step).to("late")
+            side.wait_stream(main)
+            with torch.late.stream(side):
+                beside = model[0](data)
+            here = model[1](data)
+            main.wait_stream(side)
+            self.loss = square(here, beside)
+            self.loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def test_gradients_of_two_streams_have_plain_bits(self):
+        found = []
+        for tiers in (True, False):
+            for _ in self.branches(tiers):
+                pass
+            found.append(self.loss.item())
+        self.assertEqual(*found)
+
     def test_each_order_that_is_forgotten_is_found(self):
         side = torch.late.Stream()
         with side:
@@ -257,6 +287,8 @@ class Orders(Case):
             ("units come for another stream", adamw,
              on_side(_stream_fetching.StreamPrepared, "fetch")),
             ("gradients are taken before they are there", adamw,
+             on_side(_gradients.Arrived, "_copy_there")),
+            ("a large gradient is taken before it is there", lambda: self.large(),
              on_side(_gradients.Gradients, "_copy")),
             ("an edit of a gradient comes too early", self.edits, on_side(_lazy.Source, "fetch")),
             ("what a forward pass has written is read too early", self.writes,
@@ -272,7 +304,9 @@ class Orders(Case):
             ("a saved tensor comes for another stream", saved, on_side(_spill.Spill, "brought")),
             ("memory of another stream is freed before its copy", self.two_streams,
              (_place.Place, "used_here", lambda self, tensor: None)),
-            ("exports are for no stream", adamw, (self, "exports", exports_for_nobody)),
+            ("exports are for no stream", self.edits, (self, "exports", exports_for_nobody)),
+            ("gradients of two streams are copied on one", self.branches,
+             (_gradients.Arrived, "_follow", lambda self: None)),
         ):
             with self.subTest(what):
                 double.register(self.module)

@@ -22,6 +22,8 @@ Device = Tuple[int, int]
 CPU: Device = (1, 0)  # DLPack's kDLCPU: the device of all tiers of the built-in drivers
 _CUDA = 2  # kDLCUDA, combined with the device's ordinal
 Version = Optional[Tuple[int, int]]
+# DLPack's codes of what gradients are made of, and bits.
+_CODES = {Dtype.F32: (2, 32), Dtype.F16: (2, 16), Dtype.BF16: (4, 16)}
 
 _python = ctypes.pythonapi
 _new_capsule = ctypes.PYFUNCTYPE(
@@ -131,3 +133,21 @@ class ByAddress:
         function = lib.stw_tensor_to_dlpack if versioned else lib.stw_tensor_to_dlpack_legacy
         made = _pointer()
         return capsule(versioned, function(tensor._use(), self.device, made), made)
+
+
+class AtAddress:
+    """The address at which a view had a tensor, for DLPack, without a pin: flat, to be accessed
+    while a view has it there."""
+
+    def __init__(self, tensor: "Tensor", address: int) -> None:
+        self.tensor = tensor
+        self.address = address
+
+    def __dlpack_device__(self) -> Device:
+        return self.tensor._runtime._dlpack_device(Tier.DEVICE, 0)
+
+    def __dlpack__(self, **_: Any) -> Any:
+        tensor = self.tensor
+        made = _exchange.flat(self.address, self.__dlpack_device__(), _CODES[tensor._dtype],
+                              tensor._elements)
+        return _new_capsule(made, _NAME, _destroy)

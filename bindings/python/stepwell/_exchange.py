@@ -15,8 +15,12 @@ _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
 _rename = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(
     ("PyCapsule_SetName", ctypes.pythonapi))
 
+_libc = ctypes.CDLL(None)
+_malloc = _libc.malloc
+_malloc.restype, _malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+_free = ctypes.cast(_libc.free, ctypes.c_void_p).value
 # Never freed: a capsule points to its name, and may outlive this module.
-_copy_of_text = ctypes.CDLL(None).strdup
+_copy_of_text = _libc.strdup
 _copy_of_text.restype = ctypes.c_void_p
 NAME, NAME_VERSIONED = b"dltensor", b"dltensor_versioned"
 NAMES = {name: (_copy_of_text(name), _copy_of_text(b"used_" + name))
@@ -99,6 +103,18 @@ def take(made: Exported) -> None:
 def leave(made: Exported) -> None:
     """Give the tensor back to the capsule."""
     _rename(made.capsule, NAMES[made.name][0])
+
+
+def flat(address: int, device: Tuple[int, int], dtype: Tuple[int, int], count: int) -> int:
+    """The address of a legacy tensor over memory that it does not own. dtype: DLPack's code, and
+    bits."""
+    managed = _malloc(_LEGACY.size + 8)
+    if not managed:
+        raise MemoryError
+    shape = managed + _LEGACY.size  # freed with it
+    made = _LEGACY.pack(address, *device, 1, *dtype, 1, shape, 0, 0, 0, _free)
+    ctypes.memmove(managed, made + struct.pack("@q", count), _LEGACY.size + 8)
+    return int(managed)
 
 
 def given(capsule: Any) -> Tuple[int, int]:

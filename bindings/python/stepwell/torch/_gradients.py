@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients, from autograd to their tensors.
 
-Each gradient is passed to the library, which adds it after the call. If the model fits in the
-device budget, small gradients are copied to their tensors instead, many at once: adopting one wakes
-another thread, which costs more than copying some hundred kilobytes. Their tensors keep their
-memory from step to step: the first gradient of a step overwrites the old contents.
+On the CPU each gradient is passed to the library, which adds it after the call. If the model fits in
+the device budget, small gradients are copied to their tensors instead, many at once: adopting one
+wakes another thread, which costs more than copying some hundred kilobytes. On a device the first
+gradients of a step are copied so, all but large ones: a fetch of many costs little more than one.
+If everything fits, tensors of such gradients keep their memory from step to step, and the first
+gradient of a step overwrites the old contents.
 """
 from __future__ import annotations
 
@@ -15,21 +17,26 @@ from typing import TYPE_CHECKING, Dict, List, Optional
 import torch
 
 from .. import _abi
+from .._dlpack import AtAddress
+from .._dlpack import AtAddress
 from .._enums import Access
 from .._exchange import given, given_back
 from .._fetching import copy_at_once
 from .._library import unchecked
 from .._runtime import Runtime
 from .._tensor import Tensor
-from ..errors import error_of
+from ..errors import BudgetError, error_of
+from ._place import Place
 from ._records import Record, flat, own_grad, set_own_grad
 
 if TYPE_CHECKING:
     from ._offload import Offload
 
 _TOGETHER = 64          # the maximum number of collected gradients,
-_ELEMENTS = 1 << 20     # and about the maximum of their elements
-_PART = 16 << 20        # bytes of a gradient that are copied to its tensor together
+_FEW = 4 << 20          # and on the CPU about the maximum of their bytes
+_SMALL = 256 << 10      # bytes; the largest that is collected there
+_MOST = 64 << 20        # bytes; about the maximum of those on a device, and of one of them
+_PART = 16 << 20        # bytes of a larger one that are copied to its tensor together
 _get_grad = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
 _set_grad = torch.Tensor.grad.__set__  # type: ignore[attr-defined]
 _strided = torch.strided
@@ -83,25 +90,50 @@ _BASE = _measure()
 class Arrived:
     """The collected gradients of a backward pass, which are in the parameters' own `.grad`."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, place: Place, most: int) -> None:
+        """most: bytes, about the maximum of all together."""
         self._runtime = runtime
+        self._place = place
+        self._most = most
         self._records: List[Record] = []
-        self._elements = 0
+        self._bytes = 0
+        # The stream on which they were computed, and what the library calls it.
+        self._stream: Optional[torch.Stream] = None
+        self._handle = 0
 
     def put(self, record: Record, wait: bool) -> None:
         """Add a gradient. wait: copy() will be called at the end of the pass."""
+        if self._place.kind.stream is not None:
+            self._follow()
         records = self._records
         records.append(record)
-        self._elements += record.elements
-        if not wait or len(records) >= _TOGETHER or self._elements >= _ELEMENTS:
+        self._bytes += record.elements * record.dtype.itemsize
+        if not wait or len(records) >= _TOGETHER or self._bytes >= self._most:
             self.copy()
 
     def copy(self) -> None:
         """Copy all collected gradients to their tensors."""
-        records, self._records, self._elements = self._records, [], 0
+        if self._records and self._stream is not None:
+            self._follow()
+        records, self._records, self._bytes = self._records, [], 0
+        self._stream = None
         if records:
             with _Off():  # a parameter may be Absent again
                 self._copy(records)
+
+    def _follow(self) -> None:
+        """The current stream comes behind the one on which the others were computed."""
+        before, handle = self._stream, self._place.stream()
+        if before is not None and handle == self._handle:
+            return
+        self._stream, self._handle = torch.accelerator.current_stream(), handle
+        if before is None:
+            return
+        self._stream.wait_stream(before)
+        for record in self._records:
+            grad = _get_grad(record.parameter)
+            if grad is not None:
+                self._place.used_here(grad)
 
     def _copy(self, records: List[Record]) -> None:
         found, grads, requests = [], [], []
@@ -119,15 +151,40 @@ class Arrived:
                     continue
             found.append(record)
             grads.append(grad if grad.stride() == record.stride else flat(grad, record.stride))
-            requests.append(record.place)
+            requests.append(record.make_gradient()._requests[Access.WRITE])
         if not found:
             return
-        copied = copy_at_once(self._runtime, requests, [grad.data_ptr() for grad in grads])
+        if self._place.is_host:
+            copied = copy_at_once(self._runtime, requests, [grad.data_ptr() for grad in grads])
+        else:
+            copied = self._copy_there(found, grads)
         for record, grad in zip(found, grads):
             _set_grad(record.parameter, None)
-            if not copied:  # the tensors have no memory yet, or a view is open
+            if not copied:  # the tensors have no memory yet, a view is open, or room is for one
                 record.add_gradient(grad)
             record.has_gradient = True
+
+    def _copy_there(self, records: List[Record], grads: List[torch.Tensor]) -> bool:
+        """Copy on the current stream of a device. False: they have no room together."""
+        try:
+            views = self._runtime.fetch_many([record.make_gradient() for record in records],
+                                             Access.WRITE)
+        except BudgetError:
+            return False
+        with views, torch.no_grad():
+            torch._foreach_copy_(  # type: ignore[attr-defined]
+                [self._memory_of(record, view.address) for record, view in zip(records, views)],
+                [flat(grad, record.stride) for record, grad in zip(records, grads)])
+        return True
+
+    def _memory_of(self, record: Record, address: int) -> torch.Tensor:
+        """A tensor over the fetched gradient: most come to the same address each time."""
+        seen, memory = record.memory_at
+        if memory is None or seen != address:
+            assert record.gradient is not None
+            memory = self._place.tensor_of(AtAddress(record.gradient, address))
+            record.memory_at = address, memory
+        return memory
 
 
 def _check_graph(parameter: torch.Tensor, record: Record) -> None:
@@ -147,12 +204,22 @@ class Gradients:
     def __init__(self, offload: "Offload", ranks: int) -> None:
         self._offload = offload
         self._place = offload.place
-        self.small = Arrived(offload.runtime)
+        on_device = not self._place.adopts_gradients
+        most = min(_MOST, offload.unit_bytes)
+        self.small = Arrived(offload.runtime, self._place, most if on_device else _FEW)
+        self._most = most if on_device and ranks == 1 else 0
         self._given: Dict[Record, None] = {}  # whose `.grad` the program has set
         # Over ranks the sum must be the mean.
         self._reduce_options = [_abi.stw_reduce_options.initial(scale=1.0 / ranks, flags=flags)
                                 for flags in (0, _abi.STW_REDUCE_MORE)]
         self._reduce_at = [ctypes.addressof(options) for options in self._reduce_options]
+
+    @property
+    def collected_max(self) -> int:
+        """Bytes of a gradient that is copied to its tensor together with others."""
+        if not self._place.adopts_gradients:
+            return self._most
+        return _SMALL if self._offload.resident else 0
 
     @staticmethod  # the garbage collector does not see what autograd's hooks refer to
     def accumulated(parameter: torch.Tensor) -> None:
@@ -165,7 +232,7 @@ class Gradients:
         if offload.in_backward is not None:
             offload.in_backward.coming(record)
         whole = parameter is record.parameter  # else it stands for a part of a parameter
-        small = record.place is not None and not record.has_gradient and not record.spent
+        small = record.collected and not record.has_gradient and not record.spent
         if whole and offload.plain_gradients:
             record.check_gradient(own_grad(parameter))
         elif whole and record.given:
@@ -254,6 +321,6 @@ class Gradients:
             del view
 
     def add(self, gradient: Tensor, source: torch.Tensor) -> bool:
-        """Add to a gradient at once. False: open views prevent it, so its memory must be passed
-        on."""
-        return _reduce(gradient._handle, source.data_ptr(), self._reduce_at[0]) == 0
+        """Add to a gradient at once. False: open views prevent it, or the CPU does not reach it, so
+        its memory must be passed on."""
+        return self._place.adopts_gradients and _reduce(gradient._handle, source.data_ptr(), self._reduce_at[0]) == 0

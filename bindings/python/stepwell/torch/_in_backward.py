@@ -82,6 +82,8 @@ class InBackward:
 
     def _update(self) -> None:
         ready = [(self._groups[record], record) for record in self._due if not record.pins]
+        if ready:
+            self._offload.gradients.small.copy()
         for _, record in ready:
             del self._due[record]
         if ready:

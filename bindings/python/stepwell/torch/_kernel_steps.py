@@ -127,8 +127,8 @@ class KernelSteps(Steps):
         if self._masters:
             self._give_masters()
         alike: Dict[Tuple[bool, float], List[Record]] = {}
-        for _, record in due:  # a gradient with its own place keeps it
-            keep = self.offload.keep_gradients or record.place is not None
+        for _, record in due:  # a gradient whose tensor keeps its memory
+            keep = self.offload.keep_gradients or record.keeps
             alike.setdefault((keep, record.scale), []).append(record)
         for (keep, scale), records in alike.items():
             own = [record.own_gradient() for record in records]

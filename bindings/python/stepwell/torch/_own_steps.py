@@ -83,7 +83,7 @@ class OwnSteps(Steps):
             return
         for record in records:
             if record.has_gradient and not record.spent:
-                if record.place is None:
+                if not record.keeps:
                     record.discard_gradient()
                 record.spent = True
 

@@ -83,8 +83,6 @@ class Place:
         self.fixed_addresses = not in_order
         # The library takes the memory of a gradient over, and adds it after the call.
         self.adopts_gradients = in_order
-        # Small gradients are copied by the CPU, many at once.
-        self.small_gradients_copied = in_order
         # A kernel of the library reads gradients in memory of torch.
         self.lends_gradients = in_order
         # A pin outlasts the call of a module: its bytes are used on no other stream.

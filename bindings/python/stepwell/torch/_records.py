@@ -38,7 +38,6 @@ _Off = torch._C.DisableTorchFunctionSubclass
 TRAINED = 1  # neighbour number of tensors that a step writes; small ones share blocks
 CONSUMED = "consumed by the update of the last step"
 _VIEWS = 16         # maximum number of kept views of a parameter
-_SMALL = 256 << 10  # bytes; gradients up to this size are copied, not adopted
 
 
 def own_grad(parameter: torch.Tensor) -> Optional[torch.Tensor]:
@@ -130,7 +129,8 @@ class Record:
                  "address", "pins", "changes", "seen", "gradient", "has_gradient", "spent",
                  "source", "given", "addressed", "scale",
                  "unit", "hooked", "group", "touches", "touched", "done", "frozen", "large",
-                 "tiles", "elements", "place", "views", "outside", "escaped")
+                 "tiles", "elements", "collected", "keeps", "memory_at", "views", "outside",
+                 "escaped")
 
     def __init__(self, offload: "Offload", name: str, parameter: torch.nn.Parameter,
                  tensor: Tensor, frozen: bool) -> None:
@@ -160,7 +160,10 @@ class Record:
         self.large = False      # never pinned as a whole: see _tiles.py
         self.tiles: Any = None  # its parts, for a weight that is computed in tiles
         self.views: Dict[Any, torch.Tensor] = {}  # of the alias, made by modules
-        self.place: Optional[bytes] = None  # the request for the kept tensor of its gradient
+        self.collected = False  # its gradient is copied to its tensor together with others
+        self.keeps = False      # and the tensor keeps its memory from step to step
+        # The address at which its gradient was seen last, and a tensor over it that is no pin.
+        self.memory_at: Tuple[int, Optional[torch.Tensor]] = (0, None)
 
     def like(self, data: torch.Tensor) -> None:
         self.size = tuple(data.size())
@@ -269,9 +272,9 @@ class Record:
                 shape=max(1, self.alias.numel()), dtype=DTYPES[self.dtype],
                 name=self.name + ".grad", role="grad", zero=self.large,
                 neighbour=TRAINED, no_address=not self.offload.own_steps)])[0]
-            if (self.offload.resident and self.offload.place.small_gradients_copied
-                    and self.elements and self.gradient.nbytes <= _SMALL):
-                self.place = self.gradient._requests[Access.WRITE]
+            self.collected = bool(
+                self.elements and self.gradient.nbytes <= self.offload.gradients.collected_max)
+            self.keeps = self.collected and self.offload.resident
         return self.gradient
 
     def own_gradient(self) -> Optional[torch.Tensor]:
@@ -300,13 +303,13 @@ class Record:
             settle(self)
         if self.large:
             self.offload.copied.end(gradient)
-        if self.place is not None and not self.has_gradient:
+        if self.keeps and not self.has_gradient:
             self.discard_gradient()  # from an earlier step
         first, self.has_gradient = not self.has_gradient, True  # before it: an interrupt drops it
         if grad.numel():
             ranks, gradients = self.offload.ranks, self.offload.gradients
             grad = flat(grad, self.stride)
-            if self.place is None or not gradients.add(gradient, grad):
+            if not self.keeps or not gradients.add(gradient, grad):
                 gradients.reduce(gradient, grad, first, ranks is not None and ranks.keeps(self))
 
     def grad_source(self) -> "GradSource":
@@ -327,7 +330,7 @@ class Record:
         if self.large and self.gradient is not None:
             self.offload.copied.forget(self.gradient)
         if self.has_gradient and not self.spent and self.gradient is not None:
-            if self.place is None:
+            if not self.keeps:
                 self.discard_gradient()
         if self.offload.ranks is not None:
             self.offload.ranks.drop(self)

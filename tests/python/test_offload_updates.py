@@ -257,11 +257,12 @@ class InBackward(unittest.TestCase):
         runtime = stepwell.torch.offloaded(run.model).runtime
         self.assertEqual(runtime.tier_stats("device").open_views, 0)
         changed = [not torch.equal(p, value) for p, value in zip(run.model.parameters(), before)]
-        # What backward came to is updated: the last three layers, and not the first two.
-        self.assertEqual(changed[:12], [False] * 12)
-        self.assertEqual(changed[18:], [True] * 18)
+        # What backward came to is updated: the last three layers, and not the first two; what
+        # shares blocks waits for the end of the pass.
+        large = [not p._stepwell.shares_block for p in run.model.parameters()]
+        self.assertEqual(changed, [False] * 12 + changed[12:18] + large[18:])
         counts = {int(state["step"]) for state in run.optimizer.state_dict()["state"].values()}
-        self.assertEqual(counts, {2, 3})
+        self.assertEqual(counts, {2, 3} if any(large) else {2})
         found = [run.step(seed, stack_loss) for seed in range(4, 8)]
         self.assertTrue(all(torch.isfinite(torch.tensor(found))))
 

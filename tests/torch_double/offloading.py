@@ -42,7 +42,7 @@ def apart():
     stack = contextlib.ExitStack()
     stack.enter_context(mock.patch.object(_offload, "spec_of", alone))
     stack.enter_context(mock.patch.object(
-        _division, "_packed", lambda made, states: BLOCK * len(made.records) * (2 + states)))
+        _division, "_packed", lambda made, states, records: BLOCK * len(records) * (2 + states)))
     for user in _division, _accesses:
         stack.enter_context(mock.patch.object(user, "room_of", room))
     return stack

@@ -302,6 +302,48 @@ class Training(Case):
             self.assertEqual(found[-1], found[2])
             made.close()
 
+    def test_what_has_room_with_its_states_stays_on_the_device(self):
+        """Half of the layers; the others move as before, and bits do not depend on it."""
+        if "STW_CUDA_DOUBLE_KERNELS" not in os.environ:
+            self.skipTest("the double has no kernels of updates (nvcc is not installed)")
+        _place.KINDS["late"] = _place.KINDS["late"]._replace(torch_order=False)
+
+        def run(dtype, layers, in_backward=False):
+            torch.manual_seed(0)
+            model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(6)]).to("late", dtype)
+            optimizer = torch.optim.AdamW(model.parameters())
+            made = self.offload(model, optimizer, device_bytes=(16 * layers + 48) * MIB,
+                                update_in_backward=in_backward)
+            staying = [record for record in made.records if record.stays]
+            leaving = sum(record.tensor.nbytes for record in made.records if not record.stays)
+            losses, before = [], None
+            for step in range(8):
+                if step == 4:
+                    before = moved(made)
+                data = training.numbers(8, 1024)(step).to("late", dtype)
+                losses.append(square(model(data), data))
+                losses[-1].backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                torch.late.synchronize()
+                made.runtime.drain()
+            found = [(now - was) / 4 for now, was in zip(moved(made), before)]
+            kernel = optimizer._stepwell.kernel
+            for record in staying:
+                for tensor in (record.tensor, kernel.state(record.tensor, "exp_avg")):
+                    self.assertEqual(tensor.info().residence, stepwell.Allow.DEVICE)
+            made.close()
+            return [loss.item() for loss in losses], len(staying), leaving, found
+        for dtype in torch.float32, torch.bfloat16:
+            everything, staying, _, found = run(dtype, 7)
+            self.assertEqual((staying, found), (0, [0, 0]))  # all is at home there
+            for in_backward in False, True:
+                losses, staying, leaving, found = run(dtype, 3, in_backward)
+                self.assertEqual(losses, everything)
+                self.assertIn(staying, (3, 4))
+                for way in found:  # and a block of small ones
+                    self.assertLessEqual(way, leaving + 2 * MIB)
+
     def test_clips_and_scalers_move_no_gradient(self):
         def run(kind, **options):
             model, optimizer = make(kind)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 Plan = Union["Offload", Any]
 Part = Tuple[str, torch.nn.Module, List[Record]]  # of the model: a unit, or what may become one
 SHARE = 8      # a unit's parameters are at most this fraction of the device budget
+WORKING = 4    # at least this fraction of it is left to what comes and goes
+HELD = 4       # units that a backward pass holds at once
 _ALIGNED = 256  # bytes; where tensors of a block begin
 
 
@@ -101,7 +103,7 @@ def split(unit: Unit) -> None:
 def stays(offload: "Offload", states: int) -> bool:
     """Whether everything fits in the device budget, so that nothing is evicted between uses."""
     if not offload.place.is_host:  # parameters come there when they are used first
-        return _packed(offload, states) <= offload.budget * 15 // 16
+        return _packed(offload, states, offload.records) <= offload.budget * 15 // 16
     used = offload.runtime.tier_stats("device").used_bytes
     if offload.ranks is not None or used < sum(record.tensor.nbytes for record in offload.records):
         return False
@@ -109,11 +111,11 @@ def stays(offload: "Offload", states: int) -> bool:
     return used + beside(owned, states, offload.block_bytes) <= offload.budget * 15 // 16
 
 
-def _packed(offload: "Offload", states: int) -> int:
+def _packed(offload: "Offload", states: int, records: List[Record]) -> int:
     """Bytes of parameters, gradients and states, in blocks as the library fills them."""
-    trained = [record for record in offload.records if record.parameter.requires_grad]
+    trained = [record for record in records if record.parameter.requires_grad]
     halves = any(record.dtype.itemsize < 4 for record in trained)
-    kinds = [[record.tensor.nbytes for record in offload.records],
+    kinds = [[record.tensor.nbytes for record in records],
              [record.tensor.nbytes for record in trained],
              *[[4 * record.elements for record in trained]] * (states + halves)]
     blocks, block = 0, offload.block_bytes
@@ -127,6 +129,23 @@ def _packed(offload: "Offload", states: int) -> int:
                 blocks, used = blocks + 1, 0
             used += -(-size // _ALIGNED) * _ALIGNED
     return blocks * block
+
+
+def choose_staying(offload: "Offload", states: int) -> None:
+    """Choose the parameters that stay on a device with their gradients and states, and are updated
+    there: from the first unit on as many as have room beside what is worked in, of those that share
+    no block. The next forward pass begins with them while the CPU updates the others."""
+    most = max((unit.bytes for unit in offload.units), default=0)
+    room = offload.budget - max(offload.budget // WORKING, 2 * HELD * most)
+    for unit in offload.units:
+        own = [record for record in unit.records
+               if type(record) is Record and record.unit is unit and record.parameter.requires_grad
+               and record.tensor.nbytes >= offload.block_bytes]
+        room -= _packed(offload, states, own)
+        if room < 0:
+            break
+        for record in own:
+            record.stays = True
 
 
 def beside(owned: Iterable[List[Record]], states: int, block: int) -> int:

@@ -3,7 +3,8 @@
 
 autograd adds the gradient of a parameter in one piece when all nodes that lead to it have run, so
 the update may begin then. It waits for the end of the hold of the parameter's unit, since later
-nodes of the unit may read the bytes that it writes. Operations that need all gradients first are
+nodes of the unit may read the bytes that it writes. Parameters that share blocks wait for the end of
+the pass: while one is updated, a unit that needs another one in its block would wait. Operations that need all gradients first are
 refused in this mode. The first step updates nothing before step(), so that a loop with such an
 operation is refused with its model unchanged.
 """
@@ -78,10 +79,11 @@ class InBackward:
     def _end_pass(self) -> None:
         self._task = self._open = -1
         if self._armed:
-            self._update()
+            self._update(last=True)
 
-    def _update(self) -> None:
-        ready = [(self._groups[record], record) for record in self._due if not record.pins]
+    def _update(self, last: bool = False) -> None:
+        ready = [(self._groups[record], record) for record in self._due
+                 if not record.pins and (last or not record.shares_block)]
         if ready:
             self._offload.gradients.small.copy()
         for _, record in ready:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple
 
 import torch
 
-from .._enums import Tier
+from .._enums import Retain, Tier
 from .._optimizer import Hyper
 from .._optimizer import Optimizer as Kernel
 from .._tensor import Policy
@@ -20,6 +20,8 @@ from ._steps import Steps, closure_of
 if TYPE_CHECKING:
     from ._offload import Offload
 
+_THERE = Policy(home=Tier.DEVICE)
+_STAYS = Policy(home=Tier.DEVICE, retention=Retain.KEEP)
 MASTER = "master_param"  # the name in state_dict() of a 16-bit parameter's fp32 master
 
 
@@ -43,12 +45,12 @@ class KernelSteps(Steps):
         # The tensors that the program has assigned or loaded as states, in which torch would train.
         self._taken: Dict[Tuple[Record, str], "weakref.ref[torch.Tensor]"] = {}
         in_order = offload.place.torch_order and torch_order(optimizer)
-        # Where all has room on a device that updates. Without a policy the library leaves half of
-        # it to the program, and it updates whole masters alone.
-        self._stays = offload.fits and not offload.place.is_host and not in_order
+        # Without a policy the library leaves half of a device to the program, and a device updates
+        # whole masters alone.
+        self._on_device = not offload.place.is_host and not in_order
         self.kernel = Kernel(offload.runtime, kind.algorithm(group), kind.hyper(group),
                              name="optimizer", durable=offload.commits is not None,
-                             state_policy=Policy(home=Tier.DEVICE) if self._stays else None,
+                             state_policy=_THERE if self._on_device and offload.fits else None,
                              torch_order=in_order)
         self._given[0] = kind.hyper(group)
         self._add([(at, record) for at, record in self.records()
@@ -65,8 +67,8 @@ class KernelSteps(Steps):
                     (record.tensor, record.make_gradient()) for record in fresh], group=group)
             for record in fresh:
                 record.group = group
-                if self._stays and record.dtype.itemsize < 4 and record.elements:
-                    self.kernel.state(record.tensor, "master")
+                if self._on_device and record.elements:
+                    self._keep_there(record)
                 if record.parameter in self.state:
                     self._changed.setdefault(record, self.state.shown(record))
             for at, record in pairs:
@@ -75,6 +77,18 @@ class KernelSteps(Steps):
                         f"{record.label()} was updated in group {record.group} of the optimizer "
                         f"and is in group {group} now: a parameter in tiers keeps its group, so "
                         "close() the model, change the groups and offload again")
+
+    def _keep_there(self, record: Record) -> None:
+        """Where it and its states are at home on a device, they are updated there."""
+        offload = self.offload
+        if not offload.fits and not record.stays:
+            return
+        masters = ["master"] if record.dtype.itemsize < 4 else []
+        states = [self.kernel.state(record.tensor, name)
+                  for name in (*masters, *([] if offload.fits else self.names.values()))]
+        if not offload.fits:
+            for tensor in (record.tensor, record.make_gradient(), *states):
+                tensor.set_policy(_STAYS)
 
     def _set_hyper(self, group: int) -> None:
         settings = self.optimizer.param_groups[group]
@@ -126,11 +140,13 @@ class KernelSteps(Steps):
             self.settle()
         if self._masters:
             self._give_masters()
-        alike: Dict[Tuple[bool, float], List[Record]] = {}
-        for _, record in due:  # a gradient whose tensor keeps its memory
-            keep = self.offload.keep_gradients or record.keeps
-            alike.setdefault((keep, record.scale), []).append(record)
-        for (keep, scale), records in alike.items():
+        # Those that share blocks go last, so that they are updated first: whoever needs one needs
+        # the block, in which others are written.
+        alike: Dict[Tuple[bool, bool, float], List[Record]] = {}
+        for _, record in sorted(due, key=lambda pair: pair[1].shares_block):
+            keep = self.offload.keep_gradients or record.keeps  # if its tensor keeps its memory
+            alike.setdefault((record.shares_block, keep, record.scale), []).append(record)
+        for (_, keep, scale), records in alike.items():
             own = [record.own_gradient() for record in records]
             if not self.offload.place.lends_gradients:
                 own = [None if grad is None else grad.cpu() for grad in own]

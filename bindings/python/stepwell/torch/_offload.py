@@ -26,7 +26,7 @@ from ._accesses import Accesses, copies_begin, copies_end
 from ._budgets import budgets
 from ._casts import Casts
 from ._commits import Commits
-from ._division import SHARE, cut, stays
+from ._division import SHARE, choose_staying, cut, stays
 from ._gradients import Gradients
 from ._in_backward import InBackward, runs_backward
 from ._lazy import Window
@@ -153,6 +153,8 @@ class Offload:
         self.fits = stays(self, states)
         # Parameters that are updated in backward release their pins and gradients there.
         self.resident = not update_in_backward and self.fits
+        if not self.place.is_host and not self.fits and self.ranks is None:
+            choose_staying(self, states)
         self.keeps_pins = self.resident and self.place.keeps_pins
         if self.resident and self.ranks is None and self.place.lends_gradients:
             self.keep_plain()

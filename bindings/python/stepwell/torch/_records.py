@@ -130,7 +130,7 @@ class Record:
                  "source", "given", "addressed", "scale",
                  "unit", "hooked", "group", "touches", "touched", "done", "frozen", "large",
                  "tiles", "elements", "collected", "keeps", "memory_at", "views", "outside",
-                 "escaped")
+                 "escaped", "stays")
 
     def __init__(self, offload: "Offload", name: str, parameter: torch.nn.Parameter,
                  tensor: Tensor, frozen: bool) -> None:
@@ -162,6 +162,7 @@ class Record:
         self.views: Dict[Any, torch.Tensor] = {}  # of the alias, made by modules
         self.collected = False  # its gradient is copied to its tensor together with others
         self.keeps = False      # and the tensor keeps its memory from step to step
+        self.stays = False      # on a device, with its gradient and states: _division.py
         # The address at which its gradient was seen last, and a tensor over it that is no pin.
         self.memory_at: Tuple[int, Optional[torch.Tensor]] = (0, None)
 
@@ -207,6 +208,10 @@ class Record:
                 self.views.clear()
             found = self.views[key] = self.alias.as_strided(*key)
         return found
+
+    @property
+    def shares_block(self) -> bool:
+        return self.tensor.nbytes < self.offload.block_bytes
 
     def label(self) -> str:
         return f"parameter '{self.name}'"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Tuple
 import torch
 
 from ..errors import BudgetError
+from ._division import HELD
 from ._gradients import Arrived
 from ._private import not_compiled
 from ._records import Absent, Record
@@ -29,8 +30,6 @@ _node = torch._C._current_autograd_node
 _grad_enabled = torch.is_grad_enabled
 _full = torch.float32
 _thread = threading.get_ident
-
-_HELD = 4  # units that a backward pass holds at once
 
 Pack = Callable[[torch.Tensor], Any]
 Unpack = Callable[[Any], torch.Tensor]
@@ -118,7 +117,7 @@ class Backward:
         if task not in self._passes:
             unit.offload.alone(self._begin, unit, task)
         held = self._held
-        while len(held) >= _HELD and self.drop(node):
+        while len(held) >= HELD and self.drop(node):
             pass
         while True:
             try:

@@ -280,7 +280,7 @@ def drive():
     return OPTIONS.nvme
 
 
-def drive_rate(ways, nbytes=sized(4 * GIB, 4 * MIB), files=4):
+def drive_rate(ways, nbytes=sized(2 * GIB, 4 * MIB), files=4):
     """Bytes a second of "r" and "w" together, by programs that go past the page cache."""
     folder = drive() / f"rate-{os.getpid()}"
     chunk = min(16 * MIB, nbytes // files)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Plan = Union["Offload", Any]
 Part = Tuple[str, torch.nn.Module, List[Record]]  # of the model: a unit, or what may become one
 SHARE = 8      # a unit's parameters are at most this fraction of the device budget
+DEVICE_UNIT = 256 << 20  # bytes, and on a device at most this: a pass begins with the first update
 WORKING = 4    # at least this fraction of it is left to what comes and goes
 HELD = 4       # units that a backward pass holds at once
 _ALIGNED = 256  # bytes; where tensors of a block begin
@@ -43,7 +44,7 @@ def parts(offload: Plan, name: str, module: torch.nn.Module, least: int) -> Iter
     below = [(key, child) for key, child in module.named_children()
              if any(True for _ in child.parameters())]
     whole = not is_holder(module) and (
-        shares(module) or not below or (least == 0 and total <= offload.unit_bytes))
+        shares(module) or not below or (least == 0 and total <= offload.unit_most))
     if whole:
         yield name, module, found
         return

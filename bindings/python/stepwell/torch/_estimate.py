@@ -130,7 +130,8 @@ class _Plan:
 
     def divide(self, model: torch.nn.Module, budget: int, most: Optional[int]) -> List[Part]:
         """The units in a budget, tiles excluded; BudgetError as from offload()."""
-        self.budget, self.unit_bytes = budget, budget // SHARE
+        self.budget = budget
+        self.unit_bytes = self.unit_most = budget // SHARE
         for record in self.records:
             record.tiles = None
         for _, record in _tiles.oversized(self, model, most):
@@ -142,7 +143,7 @@ class _Plan:
 
     def largest(self, model: torch.nn.Module) -> int:
         """Bytes of the largest unit that cannot be divided, without tiles."""
-        self.unit_bytes = 0
+        self.unit_bytes = self.unit_most = 0
         for record in self.records:
             record.tiles = None
         return max(sum(record.tensor.nbytes for record in records)

@@ -143,10 +143,11 @@ class KernelSteps(Steps):
         # Those that share blocks go last, so that they are updated first: whoever needs one needs
         # the block, in which others are written.
         alike: Dict[Tuple[bool, bool, float], List[Record]] = {}
-        for _, record in sorted(due, key=lambda pair: pair[1].shares_block):
+        for _, record in due:
+            last = record.shares_block and not self.offload.fits
             keep = self.offload.keep_gradients or record.keeps  # if its tensor keeps its memory
-            alike.setdefault((record.shares_block, keep, record.scale), []).append(record)
-        for (_, keep, scale), records in alike.items():
+            alike.setdefault((last, keep, record.scale), []).append(record)
+        for (_, keep, scale), records in sorted(alike.items(), key=lambda pair: pair[0][0]):
             own = [record.own_gradient() for record in records]
             if not self.offload.place.lends_gradients:
                 own = [None if grad is None else grad.cpu() for grad in own]

@@ -26,7 +26,7 @@ from ._accesses import Accesses, copies_begin, copies_end
 from ._budgets import budgets
 from ._casts import Casts
 from ._commits import Commits
-from ._division import SHARE, choose_staying, cut, stays
+from ._division import DEVICE_UNIT, SHARE, choose_staying, cut, stays
 from ._gradients import Gradients
 from ._in_backward import InBackward, runs_backward
 from ._lazy import Window
@@ -74,6 +74,7 @@ class Offload:
         self.budget = budget
         self.block_bytes = block_bytes
         self.unit_bytes = budget // SHARE
+        self.unit_most = self.unit_bytes if place.is_host else min(self.unit_bytes, DEVICE_UNIT)
         self.copied = _tiles.Copies(place)
         self.records: List[Record] = []
         self.by_parameter: Dict[int, Record] = {}

@@ -299,10 +299,10 @@ class Budgets(Case):
 
     def test_what_fits_nowhere_is_refused_with_the_sum(self):
         model, optimizer = make("adamw")
-        with self.left(100 * MIB):
+        with self.left(40 * MIB):
             with self.assertRaisesRegex(stepwell.BudgetError, "without nvme .* take up to \\d{9} "
-                                        f"bytes, .* left to this process are {75 * MIB}: give "
-                                        "nvme="):
+                                        f"bytes, while device_bytes is {STEP}, .* left to this "
+                                        f"process are {30 * MIB}: give nvme="):
                 stepwell.torch.offload(model, optimizer, device="late", device_bytes=STEP)
         with self.left(60 * MIB):
             with self.assertRaisesRegex(stepwell.BudgetError, f"{60 * MIB} bytes of memory are "
@@ -310,7 +310,8 @@ class Budgets(Case):
                 stepwell.torch.offload(model, optimizer, device="late", device_bytes=STEP,
                                        nvme=self.drive())
         self.assertTrue(model[0].weight.is_cpu)
-        with self.assertRaisesRegex(stepwell.BudgetError, "must fit into host_bytes, and take"):
+        with self.assertRaisesRegex(stepwell.BudgetError, "must fit into host_bytes and what "
+                                    "device_bytes has beside what is worked in, and take"):
             self.offload(model, optimizer, device="late", host_bytes=4 * MIB)
 
     def test_a_device_without_room_is_refused(self):

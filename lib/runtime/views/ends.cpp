@@ -54,8 +54,9 @@ Status ViewEnds::release(stw_view *views, uint32_t n, void *stream, ReleaseHint 
     return first;
 }
 
-[[gnu::always_inline]] inline void
-ViewEnds::end_on_stream(const ViewSlot &slot, memory::DeviceStreams::Id stream, bool followed)
+[[gnu::always_inline]] inline void ViewEnds::end_on_stream(const ViewSlot &slot,
+                                                           memory::DeviceStreams::Id stream,
+                                                           bool followed)
 {
     const memory::Tier &at = machine_.tiers[slot.place];
     if (!at.streams || slot.byte_count == 0) return;

@@ -40,8 +40,9 @@ def budgets(place: Place, device_bytes: Optional[Size], host_bytes: Optional[Siz
         raise ValueError(
             f"{place.device} and the CPU have one memory, so that device_bytes and host_bytes are "
             "parts of one budget, which has no default: give both")
-    host = _of_host(need(), nvme, options) if host_bytes is None else size_of(host_bytes)
-    return _of_device(place, options) if device_bytes is None else size_of(device_bytes), host
+    device = _of_device(place, options) if device_bytes is None else size_of(device_bytes)
+    return device, (_of_host(need(), device, nvme, options) if host_bytes is None
+                    else size_of(host_bytes))
 
 
 def _of_device(place: Place, options: Dict[str, Any]) -> int:
@@ -56,18 +57,19 @@ def _of_device(place: Place, options: Dict[str, Any]) -> int:
     return found
 
 
-def _of_host(need: int, nvme: bool, options: Dict[str, Any]) -> int:
+def _of_host(need: int, device: int, nvme: bool, options: Dict[str, Any]) -> int:
     room = available()
     most = room * 3 // 4
     if need <= most:
         _tell(options, f"host_bytes is {text_of(need)}: what all parameters, gradients and states "
               f"take, of the {text_of(room)} of memory that are left")
         return need
-    if not nvme:
+    if not nvme and need > most + device:
         raise BudgetError(
-            "without nvme all parameters, gradients and states must fit into host_bytes, and take "
-            f"up to {need} bytes, while three quarters of the memory that is left to this process "
-            f"are {most}: give nvme=, a directory on a drive, or host_bytes")
+            "without nvme all parameters, gradients and states must fit into device_bytes and "
+            f"host_bytes, and take up to {need} bytes, while device_bytes is {device}, and three "
+            f"quarters of the memory that is left to this process are {most}: give nvme=, a "
+            "directory on a drive, or host_bytes")
     found = most // _STEP * _STEP
     if not found:
         raise BudgetError(

@@ -12,7 +12,7 @@ import torch
 from ..errors import BudgetError
 from ._making import too_large
 from ._records import Record
-from ._units import Unit, install, is_holder, own, shares, uninstall
+from ._units import HELD, Unit, install, is_holder, own, shares, uninstall
 
 if TYPE_CHECKING:
     from ._offload import Offload
@@ -22,7 +22,6 @@ Part = Tuple[str, torch.nn.Module, List[Record]]  # of the model: a unit, or wha
 SHARE = 8      # a unit's parameters are at most this fraction of the device budget
 DEVICE_UNIT = 256 << 20  # bytes, and on a device at most this: a pass begins with the first update
 WORKING = 4    # at least this fraction of it is left to what comes and goes
-HELD = 4       # units that a backward pass holds at once
 _ALIGNED = 256  # bytes; where tensors of a block begin
 
 

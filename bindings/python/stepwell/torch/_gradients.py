@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients, from autograd to their tensors.
 
-On the CPU each gradient is passed to the library, which adds it after the call. If the model fits in
-the device budget, small gradients are copied to their tensors instead, many at once: adopting one
-wakes another thread, which costs more than copying some hundred kilobytes. On a device the first
-gradients of a step are copied so, all but large ones: a fetch of many costs little more than one.
-If everything fits, tensors of such gradients keep their memory from step to step, and the first
-gradient of a step overwrites the old contents.
+On the CPU each gradient is passed to the library, which adds it after the call. If the model fits
+in the device budget, small gradients are copied to their tensors instead, many at once: adopting
+one wakes another thread, which costs more than copying some hundred kilobytes. On a device the
+first gradients of a step are copied so, all but large ones: a fetch of many costs little more than
+one. If everything fits, tensors of such gradients keep their memory from step to step, and the
+first gradient of a step overwrites the old contents.
 """
 from __future__ import annotations
 
@@ -323,4 +323,5 @@ class Gradients:
     def add(self, gradient: Tensor, source: torch.Tensor) -> bool:
         """Add to a gradient at once. False: open views prevent it, or the CPU does not reach it, so
         its memory must be passed on."""
-        return self._place.adopts_gradients and _reduce(gradient._handle, source.data_ptr(), self._reduce_at[0]) == 0
+        return self._place.adopts_gradients and _reduce(
+            gradient._handle, source.data_ptr(), self._reduce_at[0]) == 0

@@ -3,10 +3,10 @@
 
 autograd adds the gradient of a parameter in one piece when all nodes that lead to it have run, so
 the update may begin then. It waits for the end of the hold of the parameter's unit, since later
-nodes of the unit may read the bytes that it writes. Parameters that share blocks wait for the end of
-the pass: while one is updated, a unit that needs another one in its block would wait. Operations that need all gradients first are
-refused in this mode. The first step updates nothing before step(), so that a loop with such an
-operation is refused with its model unchanged.
+nodes of the unit may read the bytes that it writes. Parameters that share blocks wait for the end
+of the pass: while one is updated, a unit that needs another one in its block would wait. Operations
+that need all gradients first are refused in this mode. The first step updates nothing before
+step(), so that a loop with such an operation is refused with its model unchanged.
 """
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple
 
 import torch
 
-from .._enums import Retain, Tier
+from .._enums import Allow, Retain, Tier
 from .._optimizer import Hyper
 from .._optimizer import Optimizer as Kernel
 from .._tensor import Policy
@@ -20,8 +20,8 @@ from ._steps import Steps, closure_of
 if TYPE_CHECKING:
     from ._offload import Offload
 
-_THERE = Policy(home=Tier.DEVICE)
-_STAYS = Policy(home=Tier.DEVICE, retention=Retain.KEEP)
+_THERE = Policy(home=Tier.DEVICE, retention=Retain.KEEP)
+_STAYS = Policy(home=Tier.DEVICE, allowed_tiers=Allow.DEVICE)
 MASTER = "master_param"  # the name in state_dict() of a 16-bit parameter's fp32 master
 
 
@@ -45,8 +45,7 @@ class KernelSteps(Steps):
         # The tensors that the program has assigned or loaded as states, in which torch would train.
         self._taken: Dict[Tuple[Record, str], "weakref.ref[torch.Tensor]"] = {}
         in_order = offload.place.torch_order and torch_order(optimizer)
-        # Without a policy the library leaves half of a device to the program, and a device updates
-        # whole masters alone.
+        # Without a policy the library leaves half of a device to the program.
         self._on_device = not offload.place.is_host and not in_order
         self.kernel = Kernel(offload.runtime, kind.algorithm(group), kind.hyper(group),
                              name="optimizer", durable=offload.commits is not None,
@@ -61,14 +60,12 @@ class KernelSteps(Steps):
         for group in sorted({group for group, _ in pairs}):
             self._set_hyper(group)
             fresh = [record for at, record in pairs if at == group and record.group < 0]
-            if fresh:
-                self.finish()
-                self.offload.room(self.kernel.add_many, [
-                    (record.tensor, record.make_gradient()) for record in fresh], group=group)
+            staying = [record for record in fresh if record.stays and self._on_device]
+            for record in staying:  # one by one: each leaves the room of farther tiers to the next
+                self._make([record], group)
+                self._keep_there(record)
+            self._make([record for record in fresh if record.group < 0], group)
             for record in fresh:
-                record.group = group
-                if self._on_device and record.elements:
-                    self._keep_there(record)
                 if record.parameter in self.state:
                     self._changed.setdefault(record, self.state.shown(record))
             for at, record in pairs:
@@ -78,17 +75,26 @@ class KernelSteps(Steps):
                         f"and is in group {group} now: a parameter in tiers keeps its group, so "
                         "close() the model, change the groups and offload again")
 
+    def _make(self, records: List[Record], group: int) -> None:
+        """Make their gradients and states."""
+        if records:
+            self.finish()
+            self.offload.room(self.kernel.add_many, [
+                (record.tensor, record.make_gradient()) for record in records], group=group)
+        whole = self._on_device and self.offload.fits  # a device updates whole masters alone
+        for record in records:
+            record.group = group
+            if record.dtype.itemsize < 4 and record.elements and (whole or record.stays):
+                self.kernel.state(record.tensor, "master")
+
     def _keep_there(self, record: Record) -> None:
-        """Where it and its states are at home on a device, they are updated there."""
-        offload = self.offload
-        if not offload.fits and not record.stays:
-            return
-        masters = ["master"] if record.dtype.itemsize < 4 else []
-        states = [self.kernel.state(record.tensor, name)
-                  for name in (*masters, *([] if offload.fits else self.names.values()))]
-        if not offload.fits:
-            for tensor in (record.tensor, record.make_gradient(), *states):
-                tensor.set_policy(_STAYS)
+        """Where it and its states are at home on a device, they are updated there. What is durable
+        has its room on the drive, all other has none elsewhere."""
+        there = _STAYS if self.offload.commits is None else _THERE
+        names = [*self.names.values(), *["master"] * (record.dtype.itemsize < 4)]
+        for tensor in (record.tensor, record.make_gradient(),
+                       *(self.kernel.state(record.tensor, name) for name in names)):
+            tensor.set_policy(there)
 
     def _set_hyper(self, group: int) -> None:
         settings = self.optimizer.param_groups[group]

@@ -229,7 +229,8 @@ def lacking(offload: "Offload", error: BudgetError) -> str:
     told = error.sentence.split("; raise the budget")[0]
     if not budget:
         bytes_ -= _SLACK * offload.block_bytes
-        into = "host_bytes" if offload.has_host else "device_bytes"
+        into = ("device_bytes" if not offload.has_host else "host_bytes" if offload.place.is_host
+                else "host_bytes and what device_bytes has beside what is worked in")
         return (f"{told}; without nvme all parameters, gradients and states must fit into {into}, "
                 f"and take up to {bytes_} bytes: raise it, or give nvme=, a directory on a drive")
     give = f"give nvme_bytes={max(bytes_, budget + error.needed_bytes)} or more" + (

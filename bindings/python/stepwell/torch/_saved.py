@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Tuple
 import torch
 
 from ..errors import BudgetError
-from ._division import HELD
 from ._gradients import Arrived
 from ._private import not_compiled
 from ._records import Absent, Record
-from ._units import Unit
+from ._units import HELD, Unit
 
 if TYPE_CHECKING:
     from ._offload import Offload

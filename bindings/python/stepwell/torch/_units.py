@@ -14,6 +14,7 @@ from ._records import Absent, Present, Record
 if TYPE_CHECKING:
     from ._offload import Offload
 
+HELD = 4  # the most that a backward pass holds at once
 # These contain modules or parameters and are never called.
 _HOLDERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList,
             torch.nn.ParameterDict)

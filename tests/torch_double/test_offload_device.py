@@ -346,6 +346,37 @@ class Training(Case):
                 for way in found:  # and a block of small ones
                     self.assertLessEqual(way, leaving + 2 * MIB)
 
+    def test_gradients_are_copied_and_added_many_at_once(self):
+        def run(tiers, **options):
+            torch.manual_seed(0)
+            model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(40)]).to("late")
+            optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+            made, fetched, losses = None, [], []
+            if tiers:
+                made = self.offload(model, optimizer, **options)
+                alone, many = made.runtime.fetch, made.runtime.fetch_many
+                made.runtime.fetch = lambda *given, **more: fetched.append(1) or alone(
+                    *given, **more)
+                made.runtime.fetch_many = lambda items, *given, **more: fetched.append(
+                    len(items)) or many(items, *given, **more)
+            for step in range(6):
+                data = training.numbers(8, 256)(step).to("late")
+                losses.append(square(model(data), data))
+                losses[-1].backward()
+                if step % 3 == 2:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            losses = [loss.item() for loss in losses]
+            if tiers:
+                made.close()
+            return losses, fetched
+        plain, _ = run(False)
+        for options in {}, {"device_bytes": 16 * MIB}:
+            losses, fetched = run(True, **options)
+            self.assertEqual(losses, plain)
+            self.assertNotIn(1, fetched)
+            self.assertLessEqual(len(fetched), 6 * 2 if not options else 6 * 28)
+
     def test_clips_and_scalers_move_no_gradient(self):
         def run(kind, **options):
             model, optimizer = make(kind)

@@ -3,16 +3,15 @@
 
 On the CPU each gradient is passed to the library, which adds it after the call. If the model fits
 in the device budget, small gradients are copied to their tensors instead, many at once: adopting
-one wakes another thread, which costs more than copying some hundred kilobytes. On a device the
-first gradients of a step are copied so, all but large ones: a fetch of many costs little more than
-one. If everything fits, tensors of such gradients keep their memory from step to step, and the
+one wakes another thread, which costs more than copying some hundred kilobytes. On a device all but
+large ones are copied or added so: a fetch of many costs little more than one. If everything fits, tensors of such gradients keep their memory from step to step, and the
 first gradient of a step overwrites the old contents.
 """
 from __future__ import annotations
 
 import ctypes
 import sys
-from typing import TYPE_CHECKING, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 import torch
 
@@ -27,7 +26,7 @@ from .._runtime import Runtime
 from .._tensor import Tensor
 from ..errors import BudgetError, error_of
 from ._place import Place
-from ._records import Record, flat, own_grad, set_own_grad
+from ._records import Record, flat, own_grad, set_own_grad, settle
 
 if TYPE_CHECKING:
     from ._offload import Offload
@@ -145,7 +144,7 @@ class Arrived:
                 grad = _get_grad(record.parameter)
                 if grad is None:  # dropped, or computed twice in the pass
                     continue
-                if grad.layout is not _strided or record.has_gradient:
+                if grad.layout is not _strided or record.has_gradient and self._place.is_host:
                     _set_grad(record.parameter, None)
                     record.add_gradient(grad)
                     continue
@@ -154,28 +153,49 @@ class Arrived:
             requests.append(record.make_gradient()._requests[Access.WRITE])
         if not found:
             return
-        if self._place.is_host:
-            copied = copy_at_once(self._runtime, requests, [grad.data_ptr() for grad in grads])
-        else:
-            copied = self._copy_there(found, grads)
+        if not self._place.is_host:
+            self._take_there(found, grads)
+            return
+        copied = copy_at_once(self._runtime, requests, [grad.data_ptr() for grad in grads])
         for record, grad in zip(found, grads):
             _set_grad(record.parameter, None)
-            if not copied:  # the tensors have no memory yet, a view is open, or room is for one
+            if not copied:  # the tensors have no memory yet, or a view is open
                 record.add_gradient(grad)
             record.has_gradient = True
 
-    def _copy_there(self, records: List[Record], grads: List[torch.Tensor]) -> bool:
-        """Copy on the current stream of a device. False: they have no room together."""
+    def _take_there(self, records: List[Record], grads: List[torch.Tensor]) -> None:
+        """The same on the current stream of a device, where they may be added to others."""
+        groups: Dict[Access, List[Tuple[Record, torch.Tensor]]] = {}
+        for record, grad in zip(records, grads):
+            # To what may have left, it is added where that is.
+            access = (Access.WRITE if not record.has_gradient else
+                      Access.READ_WRITE if record.keeps or record.stays else Access.REDUCE)
+            groups.setdefault(access, []).append((record, grad))
+            if record.has_gradient and record.scale != 1.0:
+                settle(record)
+            _set_grad(record.parameter, None)  # before it is added: an interrupt drops it
+        for access, pairs in groups.items():
+            self._copy_there(access, pairs)
+
+    def _copy_there(self, access: Access, pairs: List[Tuple[Record, torch.Tensor]]) -> None:
+        """Copy or add to their tensors; fewer at once, if they have no room together."""
         try:
-            views = self._runtime.fetch_many([record.make_gradient() for record in records],
-                                             Access.WRITE)
+            views = self._runtime.fetch_many([record.make_gradient() for record, _ in pairs],
+                                             access)
         except BudgetError:
-            return False
+            if len(pairs) == 1:
+                pairs[0][0].add_gradient(pairs[0][1])
+                return
+            self._copy_there(access, pairs[:len(pairs) // 2])
+            self._copy_there(access, pairs[len(pairs) // 2:])
+            return
+        for record, _ in pairs:
+            record.has_gradient = True
+        put: Any = (torch._foreach_add_ if access is Access.READ_WRITE  # type: ignore[attr-defined]
+                    else torch._foreach_copy_)  # type: ignore[attr-defined]
         with views, torch.no_grad():
-            torch._foreach_copy_(  # type: ignore[attr-defined]
-                [self._memory_of(record, view.address) for record, view in zip(records, views)],
-                [flat(grad, record.stride) for record, grad in zip(records, grads)])
-        return True
+            put([self._memory_of(record, view.address) for (record, _), view in zip(pairs, views)],
+                [flat(grad, record.stride) for record, grad in pairs])
 
     def _memory_of(self, record: Record, address: int) -> torch.Tensor:
         """A tensor over the fetched gradient: most come to the same address each time."""
@@ -232,7 +252,8 @@ class Gradients:
         if offload.in_backward is not None:
             offload.in_backward.coming(record)
         whole = parameter is record.parameter  # else it stands for a part of a parameter
-        small = record.collected and not record.has_gradient and not record.spent
+        small = (record.collected and not record.spent
+                 and not (record.has_gradient and offload.place.is_host))
         if whole and offload.plain_gradients:
             record.check_gradient(own_grad(parameter))
         elif whole and record.given:

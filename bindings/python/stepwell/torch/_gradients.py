@@ -4,8 +4,9 @@
 On the CPU each gradient is passed to the library, which adds it after the call. If the model fits
 in the device budget, small gradients are copied to their tensors instead, many at once: adopting
 one wakes another thread, which costs more than copying some hundred kilobytes. On a device all but
-large ones are copied or added so: a fetch of many costs little more than one. If everything fits, tensors of such gradients keep their memory from step to step, and the
-first gradient of a step overwrites the old contents.
+large ones are copied or added so: a fetch of many costs little more than one. If everything fits,
+tensors of such gradients keep their memory from step to step, and the first gradient of a step
+overwrites the old contents.
 """
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LIMITS = {
-    "machine": 20, "bounds": 90, "bits": 120, "hooks": 40, "remap": 30, "resident_bytes": 30,
-    "torch_memory": 30, "gpt": 110, "gpt_nvme": 100, "fsdp2": 90, "accelerate": 60,
+    "machine": 20, "bounds": 80, "bits": 100, "hooks": 40, "remap": 30, "resident_bytes": 30,
+    "torch_memory": 30, "gpt": 140, "gpt_nvme": 100, "fsdp2": 90, "accelerate": 60,
     "deepspeed": 130, "torchao": 90, "llama8b": 220, "lora": 250, "largest": 300,
 }
 SKIPPED = 77

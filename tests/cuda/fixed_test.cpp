@@ -177,7 +177,7 @@ TEST_F(CudaFixed, SmallTensorsShareABlockAndItsMapping)
     end_streams();
 }
 
-// While copies come behind a stream, each call that releases makes a mark.
+// After copies have waited for a stream, each call that releases views on it makes a mark.
 TEST_F(CudaFixed, ViewsThatEndInOneCallMakeOneMark)
 {
     constexpr uint32_t kTensors = 20;

@@ -257,8 +257,8 @@ class InBackward(unittest.TestCase):
         runtime = stepwell.torch.offloaded(run.model).runtime
         self.assertEqual(runtime.tier_stats("device").open_views, 0)
         changed = [not torch.equal(p, value) for p, value in zip(run.model.parameters(), before)]
-        # What backward came to is updated: the last three layers, and not the first two; what
-        # shares blocks waits for the end of the pass.
+        # The failed pass has updated the last three layers and not the first two. Parameters that
+        # share blocks are updated at the end of a pass, which it did not reach.
         large = [not p._stepwell.shares_block for p in run.model.parameters()]
         self.assertEqual(changed, [False] * 12 + changed[12:18] + large[18:])
         counts = {int(state["step"]) for state in run.optimizer.state_dict()["state"].values()}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of the Python package that cannot hold for models on the device `late`, by their reason."""
-# What the test reads may not be mapped any more, which ends the device for all tests after it.
+# The test reads memory that may be unmapped, and that error ends the context for later tests.
 NOT_MAPPED = "a tensor that was taken of a parameter before its updates is undefined, and warned of"
 REASONS = {
     "NumPy has no array over memory of a device": {

@@ -18,7 +18,6 @@ import torch
 
 from .. import _abi
 from .._dlpack import AtAddress
-from .._dlpack import AtAddress
 from .._enums import Access
 from .._exchange import given, given_back
 from .._fetching import copy_at_once
@@ -122,7 +121,8 @@ class Arrived:
                 self._copy(records)
 
     def _follow(self) -> None:
-        """The current stream comes behind the one on which the others were computed."""
+        """Make the current stream wait for the one on which the collected gradients were computed.
+        """
         before, handle = self._stream, self._place.stream()
         if before is not None and handle == self._handle:
             return

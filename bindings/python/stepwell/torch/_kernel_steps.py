@@ -81,11 +81,11 @@ class KernelSteps(Steps):
             self.finish()
             self.offload.room(self.kernel.add_many, [
                 (record.tensor, record.make_gradient()) for record in records], group=group)
-        whole = self._on_device and self.offload.fits  # a device updates whole masters alone
         for record in records:
             record.group = group
-            if record.dtype.itemsize < 4 and record.elements and (whole or record.stays):
-                self.kernel.state(record.tensor, "master")
+            there = self._on_device and (self.offload.fits or record.stays)
+            if there and record.dtype.itemsize < 4 and record.elements:
+                self.kernel.state(record.tensor, "master")  # a device does not update split masters
 
     def _keep_there(self, record: Record) -> None:
         """Where it and its states are at home on a device, they are updated there. What is durable
@@ -146,8 +146,8 @@ class KernelSteps(Steps):
             self.settle()
         if self._masters:
             self._give_masters()
-        # Those that share blocks go last, so that they are updated first: whoever needs one needs
-        # the block, in which others are written.
+        # The library updates the parameters of the last call first. That one names those that share
+        # blocks: a fetch of one of them waits for updates of the others in its block.
         alike: Dict[Tuple[bool, bool, float], List[Record]] = {}
         for _, record in due:
             last = record.shares_block and not self.offload.fits

@@ -273,6 +273,7 @@ def refused(rank, size):
     x = torch.ones(1, 128)
     uses = (
         lambda: DistributedDataParallel(made(layers(2))),
+        lambda: DistributedDataParallel(made(layers(2))[0]),
         lambda: inside(DistributedDataParallel),
         lambda: made(DistributedDataParallel(layers(2))),
         lambda: DistributedDataParallel(nn.Sequential(made(layers(2)), nn.Linear(128, 1)))(x),

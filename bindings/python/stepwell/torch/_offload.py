@@ -114,7 +114,7 @@ class Offload:
         self._phases: Dict[str, Phase] = {}
         self._handles: List[Any] = []  # of hooks on modules
         self.modules: List[Tuple[torch.nn.Module, Dict[str, Any]]] = []  # with their fields
-        self.fields: Dict[str, Any] = {}  # of the model, until close()
+        self.fields: List[Tuple[Dict[str, Any], str, Any]] = []  # of modules, until close()
         self._train: Optional[Step] = None
         self._eval: Optional[Step] = None
         _collectives.install(self)
@@ -468,7 +468,7 @@ class Offload:
         self._handles.clear()
         self.modules.clear()
         model.__dict__.pop("_call_impl", None)
-        _wrappers.allow(self, model)
+        _wrappers.allow(self)
         self.units.clear()
         for record in self.records:
             record.unit = None

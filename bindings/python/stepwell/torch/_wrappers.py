@@ -8,7 +8,7 @@ they are created if that can be known there, else at the next call.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Dict
+from typing import TYPE_CHECKING, Any, Dict, List, Tuple
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -60,20 +60,24 @@ class _Prepared:
 
 
 def refuse(offload: "Offload", model: torch.nn.Module) -> None:
-    """Make wrappers of a model raise."""
-    fields: Dict[str, Any] = {_IGNORED: _Refusing()}
+    """Make wrappers of a model, or of a part of it, raise."""
+    refusing = _Refusing()
+    given: List[Tuple[Dict[str, Any], str, Any]] = [
+        (module.__dict__, _IGNORED, refusing) for module in model.modules()]
     if offload.ranks is not None:
-        fields[_PREPARED] = _Prepared(model)
-    offload.fields = {name: model.__dict__.get(name) for name in fields}
-    model.__dict__.update(fields)
+        given.append((model.__dict__, _PREPARED, _Prepared(model)))
+    offload.fields = [(fields, name, fields.get(name)) for fields, name, _ in given]
+    for fields, name, value in given:
+        fields[name] = value
 
 
-def allow(offload: "Offload", model: torch.nn.Module) -> None:
-    for name, value in offload.fields.items():
+def allow(offload: "Offload") -> None:
+    for fields, name, value in offload.fields:
         if value is None:
-            model.__dict__.pop(name, None)
+            fields.pop(name, None)
         else:
-            model.__dict__[name] = value
+            fields[name] = value
+    offload.fields.clear()
 
 
 def check(offload: "Offload") -> None:

@@ -62,6 +62,9 @@ class Property(unittest.TestCase):
                     ["load an early state"], ["load an early state"], []]),
                 ("stack", "Adagrad", "resident", [
                     ["load an early state", "close and offload"], ["load an early state"]]),
+                ("stack", "Adagrad", "resident", [
+                    ["load an early state"], ["clear the state", "load an early state"],
+                    ["read weights"]]),
                 ("stack", "SGD", "resident", [["write data", "write a row"], [], [], []]),
                 ("stack", "RMSprop", "update_in_backward", [
                     ["freeze"], ["commit and resume"], ["load a part"]]),

@@ -343,6 +343,26 @@ class State(Same):
             with self.subTest(kind):
                 self.same(lambda parameters: kind(parameters, 0.01), program)
 
+    def test_what_was_loaded_has_been_trained_until_other_states_take_its_place(self):
+        def program(model, optimizer):
+            first = next(model.parameters())
+            loaded = [copy.deepcopy(optimizer.state_dict())]
+            for seed, replace in enumerate((
+                    lambda: optimizer.state.clear(), lambda: optimizer.state[first].clear(),
+                    lambda: optimizer.state.pop(first), lambda: None,
+                    lambda: optimizer.state[first].update(
+                        {name: torch.ones_like(value)
+                         for name, value in optimizer.state[first].items()}),
+                    lambda: optimizer.state[first].update(dict(optimizer.state[first])))):
+                step(model, optimizer, seed)
+                loaded.append(copy.deepcopy(optimizer.state_dict()))
+                optimizer.load_state_dict(loaded[-1])  # in place of the last
+                step(model, optimizer, seed + 10)
+                replace()
+                step(model, optimizer, seed + 20)
+            return [each["state"] for each in loaded[:-1]]
+        self.same(lambda parameters: torch.optim.AdamW(parameters, 0.01), program)
+
     def test_states_of_empty_parameters_are_kept_in_generations(self):
         def made(kind, directory, **options):
             model = self.model()

@@ -234,7 +234,7 @@ class KernelSteps(Steps):
                 self._masters[state.record] = copied(value).detach().float()
         elif name in self.names or name == "step":
             self._changed[state.record] = state
-            self._taken.pop((state.record, name), None)
+            self._give_back(state.record, name, dict.get(state, name))
 
     def master_of(self, record: Record) -> Optional[MasterSource]:
         """The fp32 values that updates of a 16-bit parameter go on from, if there are any."""
@@ -326,6 +326,23 @@ class KernelSteps(Steps):
         if isinstance(value, torch.Tensor) and not isinstance(value, Lazy) and (
                 value.device == self.offload.place.device or not value.dim()):
             self._taken[record, name] = weakref.ref(value)
+
+    @torch.no_grad()
+    def _give_back(self, record: Record, name: str, now: Any) -> None:
+        """An entry is another or none: what the program had assigned or loaded gets the values to
+        which torch would have trained it."""
+        reference = self._taken.get((record, name))
+        if reference is None:
+            return
+        last = (CountSource(self, record).lazy() if name == "step"
+                else self._lazy(record, name, self.names[name]))
+        if (isinstance(now, Lazy) and now._source.record is record
+                and now._source.tensor is last._source.tensor):
+            return  # the same
+        del self._taken[record, name]
+        value = reference()
+        if value is not None:
+            value.copy_(last)
 
     @torch.no_grad()
     def _renew(self, given: Dict[Any, Dict[str, Any]]) -> None:

@@ -569,6 +569,36 @@ class Entries(Case):
         with self.assertRaisesRegex(BufferError, "export a clone"):
             torch.from_dlpack(entry)
 
+    @unittest.skipUnless(support.DEVICE == "cpu", "only a tensor on the CPU becomes an array")
+    def test_an_array_over_an_entry_follows_the_parameter_as_in_plain_torch(self):
+        found = []
+        for tiers in False, True:
+            model = tied()
+            optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+            if tiers:
+                self.offload(model, optimizer)
+            arrays = [entry.numpy() for entry in model.state_dict().values()]
+            first = arrays[0][1:]
+            seen = [[each.copy() for each in (*arrays, first)]]
+            for step in range(2):
+                model(torch.full((4,), step + 1)).square().sum().backward()
+                optimizer.step()
+                seen.append([each.copy() for each in (*arrays, first)])
+                optimizer.zero_grad()
+            with torch.no_grad():
+                model[0].weight.mul_(2)
+            seen.append([each.copy() for each in (*arrays, first)])
+            model.load_state_dict(tied().state_dict())
+            seen.append([each.copy() for each in (*arrays, first)])
+            found.append(seen)
+            del arrays, first
+            if tiers:
+                self.assertEqual(stepwell.torch.offloaded(model).lent, {})
+        for plain, ours in zip(*found):
+            for one, other in zip(plain, ours):
+                self.assertTrue((one == other).all())
+        self.assertFalse((found[0][1][0] == found[0][0][0]).all())
+
     def test_a_checkpoint_of_torch_is_loaded_into_the_entries(self):
         import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.state_dict import get_model_state_dict

@@ -141,6 +141,8 @@ class Accesses:
                         self._untouch(record)
                 elif isinstance(result, torch.Tensor) or offload.serves_faults:
                     self._shown[record] = room_of(offload, [record])
+            if written:
+                offload.renew_lent()
         return result
 
     def _end_shown(self) -> None:
@@ -248,6 +250,7 @@ class Accesses:
             record.thaw(by_view=False)
             write(record.tensor, data, record.stride)
         record.changes += 1
+        self._offload.renew_lent()
 
     def copy_of(self, record: Record) -> torch.Tensor:
         if record.pins:

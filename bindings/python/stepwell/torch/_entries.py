@@ -8,6 +8,7 @@ one that writes to it writes the parameter as well.
 """
 from __future__ import annotations
 
+import weakref
 from typing import Any, Dict
 
 import torch
@@ -56,6 +57,12 @@ class Snapshot:
                 "written after the forward pass")
         self.whole.copy_(values)
         self._seen = now
+
+    def lend(self, array: Any) -> None:
+        """The program has an array over the copy, which changes with the parameter."""
+        lent = self.record.offload.lent
+        key = id(array)  # no other array's as long as it is there
+        lent[key] = self, weakref.ref(array, lambda _: lent.pop(key, None))
 
     def written(self) -> None:
         record = self.record
@@ -158,6 +165,8 @@ class Entry(torch.Tensor):
         """A read-only array, since no write to it would reach the parameter."""
         array = self.plain().numpy(force=force)
         array.flags.writeable = False
+        if self._source.whole.is_cpu:
+            self._source.lend(array)
         return array
 
     def __array__(self, dtype: Any = None) -> Any:  # type: ignore[override]

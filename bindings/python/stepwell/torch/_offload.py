@@ -97,6 +97,7 @@ class Offload:
         self.sources: Any = weakref.WeakValueDictionary()  # of lazy tensors, in their order
         self.window: Optional[Window] = None  # during a step by an optimizer's own code
         self.shown: Dict[Any, Any] = {}  # tensors of lazy ones over which the program has arrays
+        self.lent: Dict[int, Any] = {}  # snapshots over which the program has arrays, by their ids
         self.ended: List[Any] = []  # tensors that nothing refers to any more
         self._addresses: List[torch.Tensor] = []  # given out since the last mark
         self.fits = False      # everything has room in the device budget
@@ -285,6 +286,7 @@ class Offload:
         self._train = None
         if stats is not None:
             self.meter.add(stats)
+        self.renew_lent()
 
     def in_step(self) -> bool:
         return self._eval is not None or self._train is not None
@@ -315,6 +317,13 @@ class Offload:
             self.held.pop().leave()
         self.backward.clear()
         self.copied.mark()
+        self.renew_lent()
+
+    def renew_lent(self) -> None:
+        """Arrays over entries of state_dict() get what the parameters have become."""
+        if self.lent and self.ranks is None:
+            for snapshot in {snapshot for snapshot, _ in list(self.lent.values())}:
+                snapshot.renew()
 
     def hold(self, memory: torch.Tensor) -> None:
         """Keep memory pinned until the next mark, since its address was given out."""
@@ -328,6 +337,11 @@ class Offload:
                     f"{what} while the program has an array over {source.label()}, or its "
                     "address, which pins it: delete the array before, or make it of a clone()")
             del self.shown[tensor]
+        for snapshot, _ in self.lent.values() if self.ranks is not None else ():
+            raise RuntimeError(
+                f"{what} while the program has an array over an entry of state_dict(), of "
+                f"{snapshot.record.label()}, whose new values all processes would have to collect: "
+                "delete the array before, or make it of a clone() of the entry")
 
     def destroy_ended(self) -> None:
         ended, self.ended = self.ended, []

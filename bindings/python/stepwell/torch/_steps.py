@@ -54,7 +54,7 @@ class Steps:
         if offload.in_backward is not None:
             offload.in_backward.check_settings()
         offload.mark()
-        if offload.shown:
+        if offload.shown or offload.lent:
             offload.check_shown("step() is called")
         every = self.records()
         with _Off():

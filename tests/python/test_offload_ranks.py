@@ -105,6 +105,52 @@ def of_some_ranks(rank, size):
     return found
 
 
+def resumed_from_one_file(rank, size):
+    """Weights of 16 bits that go on training, and of a run that loads what rank 0 saved."""
+    import torch
+    group = stepwell.Group.from_torch(timeout=60)
+
+    def made():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(  # divided, and on every rank
+            torch.nn.Linear(256, 200), torch.nn.Linear(200, 1)).bfloat16()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+        return model, optimizer, made_over(group, model, optimizer)
+
+    def trained(model, optimizer, steps):
+        for step in steps:
+            torch.manual_seed(step * size + rank)
+            model(torch.randn(8, 256).bfloat16()).float().square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [each.double().sum().item() for each in model.state_dict().values()]
+
+    torch.set_num_threads(1)
+    model, optimizer, tiers = made()
+    trained(model, optimizer, range(4))
+    kept, states = model.state_dict(), optimizer.state_dict()
+    masters = [state["master_param"] for state in states["state"].values()]
+    near = all(torch.equal(master.bfloat16(), weight)
+               for master, weight in zip(masters, kept.values()))
+    finer = sum(int((master != master.bfloat16()).sum()) for master in masters)
+    if rank == 0:  # alone, as programs do
+        torch.save((kept, states), "saved.pt")
+    stepwell.torch.save_safetensors(model, f"of{rank}.safetensors", masters=True)
+    with open(f"of{rank}.safetensors", "rb") as file:
+        in_file = masters[0].numpy().tobytes() in file.read()
+    torch.distributed.barrier()
+    found = [near, in_file, finer, trained(model, optimizer, range(4, 8))]
+    tiers.close()
+    model, optimizer, tiers = made()
+    kept, states = torch.load("saved.pt", weights_only=True)
+    model.load_state_dict(kept)
+    optimizer.load_state_dict(states)
+    found.append(trained(model, optimizer, range(4, 8)))
+    tiers.close()
+    group.destroy()
+    return found
+
+
 def in_little_room(rank, size):
     """Units that ranks would hold for different times, where gathered ones leave for others."""
     import random
@@ -215,6 +261,14 @@ class Ranks(unittest.TestCase):
                 # Of the layers: always, and in each step, where a step had them, where one rank
                 # had; `never` in none.
                 self.assertEqual([count for _, count in counts], [6, 6, 6, 6, 3, 3, 6, 6, 6])
+
+    def test_what_one_rank_has_saved_goes_on_with_the_masters_of_all(self):
+        first, second = self.results("resumed_from_one_file")
+        self.assertEqual(first, second)
+        near, in_file, finer, going_on, resumed = first
+        self.assertTrue(near and in_file)
+        self.assertGreater(finer, 10000)  # of 51,600
+        self.assertEqual(resumed, going_on)
 
     def test_ranks_that_use_different_parameters_gather_alike(self):
         self.assertEqual(self.results("in_little_room"), ["done", "done"])

@@ -377,7 +377,8 @@ def _streamed(value: torch.Tensor) -> Any:
 
 def _save(file: Writer, value: torch.Tensor, ahead: _Ahead) -> None:
     record, begin = _streamed(value), 0
-    master = (value._source if isinstance(value, Lazy) and value.is_contiguous() else None)
+    master = (value._source if isinstance(value, Lazy) and value.is_contiguous()
+              and value._source.offload.ranks is None else None)
     if record is None and master is None:
         whole = (read(HOST, value._stepwell.tensor, value.size(), value._stepwell.stride,
                       value.dtype)

@@ -238,8 +238,8 @@ class KernelSteps(Steps):
 
     def master_of(self, record: Record) -> Optional[MasterSource]:
         """The fp32 values that updates of a 16-bit parameter go on from, if there are any."""
-        if record.dtype.itemsize >= 4 or record.group < 0 or self.offload.ranks is not None \
-                or not record.elements or not self.count(record):
+        if record.dtype.itemsize >= 4 or record.group < 0 or not record.elements \
+                or not self.count(record):
             return None
         return MasterSource(record, self.kernel)
 
@@ -262,7 +262,10 @@ class KernelSteps(Steps):
 
     def saved(self, state: ParameterState) -> Dict[Any, Any]:
         master = self.master_of(state.record)
-        return {**super().saved(state), **({} if master is None else {MASTER: master.lazy()})}
+        found = super().saved(state)
+        if master is not None:
+            found[MASTER] = master.lazy() if self.offload.ranks is None else master.lazy().clone()
+        return found
 
     def restore(self) -> None:
         self.prepare()

@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterable, Optional, Set, Tuple
 
 import torch
 
-from .._tensor import Tensor
+from .._tensor import Tensor, TensorSpec
 from ._lazy import Lazy, Source
 from ._place import HOST
 from ._records import Record, flat, read
@@ -140,9 +140,25 @@ class MasterSource(Source):
     def memory(self, write: bool, whole: bool) -> torch.Tensor:
         if self.plain is not None:
             return self.plain
+        if self.offload.ranks is not None:
+            return self._gathered()
         memory = torch.empty_strided(self.size, self.stride, dtype=torch.float32, device="cpu")
         self.read(memory.as_strided((memory.numel(),), (1,)), 0)
         return self.offload.place.to(memory)
+
+    def _gathered(self) -> torch.Tensor:
+        """The parts of all ranks, by a tensor that is divided like the parameter. A collective."""
+        part = torch.empty(self.record.tensor.info().shard_elements, device="cpu")
+        whole = self.offload.room(self.offload.runtime.create_many, [TensorSpec(
+            shape=self.record.elements, name=f"{self.record.name}.gathered_master",
+            role="param")])[0]
+        try:
+            if part.numel():
+                self._kernel.read_master(self.record.tensor, part, scope="shard")
+                whole.write(part, scope="shard")
+            return read(self.offload.place, whole, self.size, self.stride, torch.float32)
+        finally:
+            whole.destroy()
 
     def read(self, memory: torch.Tensor, begin: int) -> None:
         """Copy elements in the order of the parameter's memory."""
@@ -155,7 +171,13 @@ class MasterSource(Source):
     def write(self, values: torch.Tensor) -> None:
         """Set the master, and the parameter to the nearest values of its dtype."""
         self.record.thaw(by_view=False)
-        self._kernel.write_master(self.record.tensor, flat(values, self.stride).cpu())
+        memory, info = flat(values, self.stride).cpu(), self.record.tensor.info()
+        if self.offload.ranks is None:
+            self._kernel.write_master(self.record.tensor, memory)
+        elif info.shard_elements:
+            self._kernel.write_master(
+                self.record.tensor,
+                memory[info.shard_begin:info.shard_begin + info.shard_elements], scope="shard")
         self.record.changes += 1
 
     def settle(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from ._lazy import Lazy
 from ._place import Place
 from ._records import CONSUMED, Record, own_grad, set_own_grad
-from ._states import ParameterState, States, parts
+from ._states import ParameterState, States, copied, parts
 
 if TYPE_CHECKING:
     from ._offload import Offload
@@ -132,8 +132,9 @@ class Steps:
         self.settle()
 
     def saved(self, state: ParameterState) -> Dict[Any, Any]:
-        """A parameter's part of state_dict()."""
-        return dict(parts(state))
+        """A parameter's part of state_dict(). Over ranks it is collected now, in all of them, since
+        programs save it in one."""
+        return dict(parts(state)) if self.offload.ranks is None else copied(dict(parts(state)))
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         self.before.load_state_dict(self.optimizer, state_dict)

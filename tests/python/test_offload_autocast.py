@@ -18,6 +18,7 @@ if HAS_TORCH:
 
     import stepwell
     import stepwell.torch
+    from stepwell.torch._casts import _in_cache
     from stepwell.torch._saved import SavedCast
 
 BLOCK = support.BLOCK
@@ -110,12 +111,13 @@ class Autocast(unittest.TestCase):
                                                   driver_options="allow_tmpfs=1"))
         self.addCleanup(stepwell.torch.offloaded(model).close)
 
-    def deep(self):
+    def deep(self, **options):
         """A model of 8 256 KiB in a budget of 8 MiB, whose units are several of them."""
         torch.manual_seed(1)
         model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)))
         optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-        stepwell.torch.offload(model, optimizer, device_bytes=128 * BLOCK, block_bytes=BLOCK)
+        stepwell.torch.offload(model, optimizer, block_bytes=BLOCK,
+                               **(options or {"device_bytes": 128 * BLOCK}))
         self.addCleanup(stepwell.torch.offloaded(model).close)
         return model, optimizer, stepwell.torch.offloaded(model)
 
@@ -140,6 +142,35 @@ class Autocast(unittest.TestCase):
         del halves
         self.assertEqual(sizes(), [])
         loss.backward()
+
+    def test_without_gradients_the_cache_holds_memory_of_pinned_parameters_alone(self):
+        def seen(model, sizes):
+            found = []
+            x = torch.linspace(-1, 1, 512, device=support.DEVICE).view(2, 256)
+            with torch.autocast(support.DEVICE, torch.bfloat16):
+                with torch.no_grad():
+                    found += [model(x), model(x)]
+                    held = sizes(model)
+                loss = model(x).square().mean()  # through the same copies
+            loss.backward()
+            return [*found, loss, *(each.grad.clone() for each in model.parameters())], held
+
+        def of_plain(model):
+            return [_in_cache(layer.weight, torch.bfloat16).untyped_storage().nbytes()
+                    for layer in model]
+        torch.manual_seed(1)
+        plain, held = seen(nn.Sequential(*(nn.Linear(256, 256) for _ in range(8))).to(
+            support.DEVICE), of_plain)
+        self.assertEqual(held, [256 * 256 * 2] * 8)
+        with tempfile.TemporaryDirectory(prefix="stepwell-offload-", dir=".") as directory:
+            model, _, made = self.deep(device_bytes=64 * BLOCK, nvme=stepwell.Nvme(
+                directory, 16 << 20, driver_options="allow_tmpfs=1"))
+            self.assertFalse(made.fits)
+            ours, held = seen(model, lambda _: [
+                cast.copy().untyped_storage().nbytes() for cast in made.casts.found.values()])
+        self.assertEqual(held, [0] * 8)
+        for one, other in zip(plain, ours):
+            self.assertTrue(torch.equal(one, other))
 
     def test_a_copy_from_before_an_update_is_an_error(self):
         model, optimizer, _ = self.deep()

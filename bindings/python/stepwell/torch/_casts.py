@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Set
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
@@ -61,6 +61,7 @@ class Casts:
         self.found: Dict[Record, _Cast] = {}
         self._sentinel = _sentinel(offload.place.device)
         self._begun: Any = lambda: None       # refers to the sentinel's copy
+        self._tables: Optional[Set[int]] = None  # of modules that look up rows, and cast nothing
         self._at_begin: Dict[Record, Any] = {}  # what the parameters were changed by then
 
     def begin(self) -> None:
@@ -86,10 +87,36 @@ class Casts:
             self.found[record] = _Cast(record, copy)
         return True
 
+    def are_kept(self) -> bool:
+        """Whether there may be copies: some are known, or a block with a cache is open."""
+        return bool(self.found) or self._begun() is not None
+
+    def _look(self, records: Iterable[Record]) -> None:
+        """Find the copies that no node saves. Where everything fits they stay as they are: to make
+        them again at each call would cost more than the call."""
+        if self._tables is None:
+            embeddings, others = set(), set()
+            for module, _ in self._offload.modules:
+                found = embeddings if isinstance(module, torch.nn.Embedding) else others
+                found.update(map(id, module.parameters(recurse=False)))
+            self._tables = embeddings - others
+        dtype = torch.get_autocast_dtype(self._offload.place.device.type)
+        for record in records:
+            known = self.found.get(record)
+            if (record.pins == 1 and record.dtype is torch.float32 and len(record.size) > 1
+                    and record.elements * dtype.itemsize >= _LEAST
+                    and id(record.parameter) not in self._tables
+                    and (known is None or known.copy() is None)):
+                copy = _in_cache(record.parameter, dtype)
+                if copy is not None:
+                    self.note(record, copy)
+
     def empty(self, records: Iterable[Record]) -> None:
         """Give back the memory of copies, as the last pin of their parameters ends."""
         if _transforms() is not None:
             return
+        if not torch.is_grad_enabled() and not self._offload.fits and self._begun() is not None:
+            self._look(records)
         for record in records:
             cast = self.found.get(record)
             if cast is None or record.pins > 1:

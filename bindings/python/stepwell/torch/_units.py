@@ -77,7 +77,7 @@ class Unit:
         self.depth -= 1
         if self.depth:
             return
-        if self.offload.casts.found:
+        if self.offload.casts.are_kept():
             self.offload.casts.empty(self.records)
         written = self.written
         for record in self.records:

@@ -313,6 +313,15 @@ stw_status check(const stw_memory_ops *table, stw_driver_error *error_out)
     if (const stw_status status =
             check_group(ops, STW_MEMORY_SAYS_WHY, "STW_MEMORY_SAYS_WHY", says, 2, error_out))
         return status;
+    if (const stw_status status =
+            check_one(ops, STW_MEMORY_COPIES_OTHERS, "STW_MEMORY_COPIES_OTHERS",
+                      ops.check_memory != nullptr, error_out))
+        return status;
+    if (ops.check_memory != nullptr && streams == 0)
+        return fail(error_out, STW_ERROR_INVALID, {},
+                    "The driver '%s' announces STW_MEMORY_COPIES_OTHERS and not "
+                    "STW_MEMORY_STREAMS, whose marks the copies come behind.",
+                    ops.name);
     if (const stw_status status = check_protect(ops, error_out)) return status;
     return check_shrink(ops, (ops.capabilities & STW_MEMORY_CAN_SHRINK) != 0, error_out);
 }

@@ -58,6 +58,7 @@ public:
                 nullptr,
                 nullptr,
                 nullptr,
+                nullptr,
                 nullptr};
     }
     static Memory *from(stw_memory *memory) { return reinterpret_cast<Memory *>(memory); }

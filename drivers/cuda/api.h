@@ -50,6 +50,9 @@ inline constexpr int kUsesHostPageTables = 100;  // PAGEABLE_MEMORY_ACCESS_USES_
 inline constexpr int kNumaConfig = 130;          // 1: the device's memory is a NUMA node
 inline constexpr int kNumaId = 131;              // which
 inline constexpr int kHostNumaId = 134;          // CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID
+inline constexpr int kPointerMemoryType = 2;     // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+inline constexpr int kPointerDevice = 9;         // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+inline constexpr unsigned kMemoryOfDevice = 2;   // CU_MEMORYTYPE_DEVICE
 inline constexpr int kSourceInStreamOrder = 1;   // CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
 
 struct CopyAttributes {  // CUmemcpyAttributes, its two CUmemLocation as they are
@@ -98,6 +101,7 @@ struct Api {
     Function<int(Address *address, size_t bytes)> memory_alloc;
     Function<int(Address address)> memory_free;
     Function<int(size_t *free_bytes, size_t *total_bytes)> memory_info;
+    Function<int(void *value, int attribute, Address address)> pointer_attribute;
     Function<int(void *base, size_t bytes, unsigned flags)> host_register;
     Function<int(void *base)> host_unregister;
     Function<int(Address to, const void *from, size_t bytes, StreamHandle stream)> copy_to_device;

@@ -188,12 +188,20 @@ uint32_t cuda_next_failure(stw_memory *memory, stw_driver_error *error_out)
     return status == STW_OK;
 }
 
+stw_status cuda_check_memory(stw_memory *memory, const void *pointer, uint64_t bytes,
+                             stw_driver_error *error_out)
+{
+    return guard_open(error_out,
+                      [&] { return of(memory)->check_memory(pointer, bytes, error_out); });
+}
+
 constexpr stw_memory_ops kOps = {
     sizeof(stw_memory_ops),
     STW_DRIVER_ABI,
     kDriver,
     STW_MEMORY_STREAMS | STW_MEMORY_CAN_SHRINK | STW_MEMORY_UPDATES | STW_MEMORY_CAN_BATCH |
-        STW_MEMORY_CAN_ALIAS | STW_MEMORY_MAY_SHARE | STW_MEMORY_CAN_FORGET | STW_MEMORY_SAYS_WHY,
+        STW_MEMORY_CAN_ALIAS | STW_MEMORY_MAY_SHARE | STW_MEMORY_CAN_FORGET | STW_MEMORY_SAYS_WHY |
+        STW_MEMORY_COPIES_OTHERS,
     cuda_open,
     cuda_info,
     cuda_copy,
@@ -228,6 +236,7 @@ constexpr stw_memory_ops kOps = {
     cuda_why,
     cuda_next_failure,
     nullptr,
+    cuda_check_memory,
 };
 
 constexpr stw_driver_module kModule = {

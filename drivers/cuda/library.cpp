@@ -57,6 +57,7 @@ const char *take(void *handle, Api *api)
     take("cuMemAlloc_v2", &api->memory_alloc);
     take("cuMemFree_v2", &api->memory_free);
     take("cuMemGetInfo_v2", &api->memory_info);
+    take("cuPointerGetAttribute", &api->pointer_attribute);
     take("cuMemHostRegister_v2", &api->host_register);
     take("cuMemHostUnregister", &api->host_unregister);
     take("cuMemcpyHtoDAsync_v2", &api->copy_to_device);

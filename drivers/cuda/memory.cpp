@@ -120,17 +120,49 @@ stw_status DeviceMemory::copy(void *destination, const void *source, uint64_t by
 stw_status DeviceMemory::copy_start(void *destination, const void *source, uint64_t bytes,
                                     uint64_t *mark_out)
 {
-    const bool to = is_here(destination);
-    const bool from = is_here(source);
-    if ((!to && !from) || bytes == 0) return STW_ERROR_INVALID;
+    bool to = is_here(destination);
+    bool from = is_here(source);
+    if (bytes == 0) return STW_ERROR_INVALID;
     const Context::Scope scope(*context_);
     if (const int error = scope.error()) return library_.failed(error);
+    if (!to && !from) {  // memory of the program's
+        from = is_on_device(source);
+        to = !from && is_on_device(destination);
+        if (!to && !from) return STW_ERROR_INVALID;
+    }
     const Address into = address_of(destination);
     const Address out_of = address_of(source);
     const int error = to && from ? copies_->inside(into, out_of, bytes, mark_out)
                       : to       ? copies_->up(into, source, bytes, mark_out)
                                  : copies_->down(destination, out_of, bytes, mark_out);
     return library_.failed(error);
+}
+
+bool DeviceMemory::is_on_device(const void *pointer) const
+{
+    const Api &api = library_.api;
+    unsigned type = 0;
+    int ordinal = -1;
+    return api.pointer_attribute(&type, kPointerMemoryType, address_of(pointer)) == kSuccess &&
+           type == kMemoryOfDevice &&
+           api.pointer_attribute(&ordinal, kPointerDevice, address_of(pointer)) == kSuccess &&
+           ordinal == ordinal_;
+}
+
+// Its ends are asked for: an allocation of a program may be of several mappings beside each other.
+stw_status DeviceMemory::check_memory(const void *pointer, uint64_t bytes,
+                                      stw_driver_error *error_out)
+{
+    const char *const first = static_cast<const char *>(pointer);
+    const char *const last = first + bytes - 1;
+    if (is_here(first) && is_here(last)) return STW_OK;
+    const Context::Scope scope(*context_);
+    if (const int error = scope.error()) return library_.failed(error);
+    if (is_on_device(first) && is_on_device(last)) return STW_OK;
+    return fail(error_out, STW_ERROR_INVALID, {},
+                "the %llu bytes at %p are not memory of device %d: pass its memory, or leave the "
+                "tier 0 for memory of the host.",
+                static_cast<unsigned long long>(bytes), pointer, ordinal_);
 }
 
 stw_status DeviceMemory::copies_start(const stw_memory_copy *copies, uint32_t n, uint64_t *mark_out)

@@ -51,9 +51,12 @@ public:
     stw_status map_alias(uint32_t first, uint32_t count, void *address, const uint64_t *marks,
                          uint32_t n);
     stw_status release_alias(void *address, uint64_t bytes, const uint64_t *marks, uint32_t n);
+    stw_status check_memory(const void *pointer, uint64_t bytes, stw_driver_error *error_out);
 
 private:
     DeviceMemory() = default;
+    // Of this device, the arena's or not. The driver API is asked.
+    bool is_on_device(const void *pointer) const;
     bool is_here(const void *pointer) const
     {
         return arena_->contains(pointer) || aliases_->contains(pointer);

@@ -28,7 +28,8 @@ template <> struct TableLimits<stw_memory_ops> {
     static constexpr uint64_t kCapabilities =
         STW_MEMORY_HOST_ACCESS | STW_MEMORY_CAN_MAP | STW_MEMORY_STREAMS | STW_MEMORY_CAN_SHRINK |
         STW_MEMORY_UPDATES | STW_MEMORY_CAN_BATCH | STW_MEMORY_CAN_ALIAS | STW_MEMORY_MAY_SHARE |
-        STW_MEMORY_CAN_FORGET | STW_MEMORY_SAYS_WHY | STW_MEMORY_CAN_PROTECT;
+        STW_MEMORY_CAN_FORGET | STW_MEMORY_SAYS_WHY | STW_MEMORY_CAN_PROTECT |
+        STW_MEMORY_COPIES_OTHERS;
 };
 template <> struct TableLimits<stw_collective_ops> {
     static constexpr uint32_t kBytesMin = offsetof(stw_collective_ops, close) + sizeof(void *);

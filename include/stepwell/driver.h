@@ -206,8 +206,10 @@ enum { /* stw_memory_ops.capabilities */
                                    shares_host */
     STW_MEMORY_CAN_FORGET = 256, /* with STREAMS; is notified of streams that end: forget_stream */
     STW_MEMORY_SAYS_WHY = 512,   /* names failed calls of the device: why, next_failure */
-    STW_MEMORY_CAN_PROTECT = 1024 /* with CAN_MAP and HOST_ACCESS; access of the CPU to an address
+    STW_MEMORY_CAN_PROTECT = 1024, /* with CAN_MAP and HOST_ACCESS; access of the CPU to an address
                                      can be limited: map_as */
+    STW_MEMORY_COPIES_OTHERS = 2048 /* with STREAMS; copy and copy_start take memory of the device
+                                     that is not this: check_memory */
 };
 
 enum { /* of copies_after */
@@ -442,6 +444,11 @@ typedef struct stw_memory_ops {
     /* As map, for reading alone or for both; for a block that is there already the access changes.
      * A write to a read-only block faults, and so does any access to an address without a block. */
     stw_status (*map_as)(stw_memory *memory, uint32_t block, void *address, uint32_t writable);
+    /* STW_MEMORY_COPIES_OTHERS. Any thread. -------------------------------------------------- */
+    /* copy and copy_start also take memory of this device that the program has, from or to the
+     * host's. INVALID, with the reason: not all of these bytes are such memory. */
+    stw_status (*check_memory)(stw_memory *memory, const void *pointer, uint64_t bytes,
+                               stw_driver_error *error_out);
 } stw_memory_ops;
 
 /* ---------------------------------------------------------------------------- collective -- */

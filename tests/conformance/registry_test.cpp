@@ -103,6 +103,12 @@ TEST(Registry, LyingTableIsRefused)
     memory = *memory_driver("host");
     memory.capabilities |= STW_MEMORY_SAYS_WHY;
     expect_refused(memory, "announces STW_MEMORY_SAYS_WHY and has 0 of its 2");
+    memory = *memory_driver("host");
+    memory.capabilities |= STW_MEMORY_COPIES_OTHERS;
+    expect_refused(memory, "announces STW_MEMORY_COPIES_OTHERS and lacks");
+    memory.check_memory = [](stw_memory *, const void *, uint64_t,
+                             stw_driver_error *) -> stw_status { return STW_OK; };
+    expect_refused(memory, "whose marks the copies come behind");
     memory = *memory_driver("cpu");
     memory.map_as = nullptr;
     expect_refused(memory, "announces STW_MEMORY_CAN_PROTECT and lacks");

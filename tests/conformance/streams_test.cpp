@@ -70,6 +70,16 @@ TEST_P(StreamsConformance, MarksOfAForgottenStreamAreGoodAndTheNextOnesAreOthers
     }
 }
 
+TEST_P(StreamsConformance, MemoryOfTheHostIsNoneOfTheDevice)
+{
+    if (!memory_.can(STW_MEMORY_COPIES_OTHERS)) GTEST_SKIP() << "it copies no memory of programs";
+    const Buffer data(kMiB);
+    stw_driver_error error = STW_DRIVER_ERROR_INIT;
+    EXPECT_EQ(ops().check_memory(memory_.get(), data.data(), kMiB, &error), STW_ERROR_INVALID);
+    EXPECT_STRNE(error.sentence, "");
+    EXPECT_EQ(ops().check_memory(memory_.get(), memory_.block(0), kMiB, &error), STW_OK);
+}
+
 TEST_P(StreamsConformance, ACopyThatWasStartedIsThereBehindItsMark)
 {
     Buffer data(kMiB);

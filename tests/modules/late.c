@@ -325,6 +325,7 @@ static const stw_memory_ops memory_driver = {
     NULL,
     NULL,
     NULL,
+    NULL,
 };
 
 const stw_driver_module *stw_driver_module_get(void)

@@ -34,8 +34,9 @@
 #define MODULE_BYTES   offsetof(stw_driver_module, collective)
 #define BEHIND_MODULE  ((const stw_collective_ops *)(uintptr_t)1)
 #define BEHIND_STORAGE not_there_storage, NULL
-#define BEHIND_MEMORY  NULL, NULL, NULL, not_there_block, not_there_memory, NULL, NO_STREAMS, NULL
-#define LATER_GROUP    0
+#define BEHIND_MEMORY                                                                              \
+    NULL, NULL, NULL, not_there_block, not_there_memory, NULL, NO_STREAMS, NULL, NULL
+#define LATER_GROUP 0
 #else
 #if defined(NEWER)
 #define STORAGE_BYTES sizeof(storage_table)
@@ -50,7 +51,7 @@
 #endif
 #define BEHIND_MODULE  NULL
 #define BEHIND_STORAGE NULL, NULL
-#define BEHIND_MEMORY  NULL, NULL, NULL, NULL, NULL, NULL, NO_STREAMS, NULL
+#define BEHIND_MEMORY  NULL, NULL, NULL, NULL, NULL, NULL, NO_STREAMS, NULL, NULL
 #endif
 
 enum { ALIGNMENT = 512, QUEUE_DEPTH_DEFAULT = 32, QUEUE_DEPTH_MAX = 1 << 16 };

@@ -18,12 +18,14 @@ typedef struct stw_copy_options {
                                bytes, and all ranks write */
     uint32_t dtype;         /* of the caller's memory; 0: the tensor's. f32, f16 and bf16 are
                                converted to nearest, others must be equal */
-    uint32_t tier;          /* where the caller's memory is: 0 or STW_TIER_HOST (pinned or not) */
-    uint32_t device;        /* 0 */
+    uint32_t tier;          /* where the caller's memory is: 0 or STW_TIER_HOST (pinned or not), or
+                               STW_TIER_DEVICE: that of `device`, for writes and reads */
+    uint32_t device;        /* as in stw_fetch_options; else 0 */
     uint32_t reserved;
     uint64_t element_begin; /* 0, 0: all of the scope */
     uint64_t element_count;
-    void *stream;           /* STW_STREAM_HOST, STW_STREAM_SYNCED: the memory is ready */
+    void *stream;           /* STW_STREAM_HOST, STW_STREAM_SYNCED: the memory is ready. Of a device
+                               with streams one that uses the memory, or STW_STREAM_SYNCED */
     uint64_t timeout_ns;
 } stw_copy_options;
 #define STW_COPY_OPTIONS_INIT { sizeof(stw_copy_options), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
@@ -32,15 +34,23 @@ typedef struct stw_copy_options {
  * Copy between a tensor and memory of the caller, block by block wherever the blocks are; memory
  * use does not depend on the size. A write is exclusive: no reader sees it half done. Source and
  * destination are C-contiguous. `options` NULL: all of the tensor, in its dtype, from or to host
- * memory. Memory of a device, and the order with a stream, are those of stw_fetch.
+ * memory.
+ *
+ * Memory of a device may be any of it that the program has. It is copied by way of the host, where
+ * tensors have room without the device's budget; a tensor that is at the device is better fetched
+ * there, and copied by the program. The call waits for the work on `stream` before it, and has
+ * copied when it returns: work enqueued afterwards finds it so. No timeout and no
+ * stw_runtime_interrupt ends its waits for the device.
  *
  * Ownership: the caller's memory is the library's until return.
  * Threads:   any thread.
  * Blocks:    until the copy is done, or the timeout passes; it waits for views of other threads.
- * Errors:    as stw_fetch; UNSUPPORTED (another tier, device or stream than these). On TIMEOUT the
- *            caller's memory is no longer touched. After a write, fill or reduce that failed half
- *            way, reads return its error, or IO after a TIMEOUT, INTERRUPTED or CANCELLED, until
- *            all of it is written again or discarded.
+ * Errors:    as stw_fetch; INVALID (no such device, not its memory, no stream of it), UNSUPPORTED
+ *            (a device whose driver does not copy a program's memory; a stream with the host's; a
+ *            read of WHOLE of a sharded tensor to a device, or where collectives work at one). On
+ *            TIMEOUT the caller's memory is no longer touched. After a write, fill or reduce that
+ *            failed half way, reads return its error, or IO after a TIMEOUT, INTERRUPTED or
+ *            CANCELLED, until all of it is written again or discarded.
  */
 STW_API stw_status stw_tensor_write(stw_tensor *tensor, const void *source,
                                     const stw_copy_options *options);
@@ -65,9 +75,9 @@ typedef struct stw_reduce_options {
     uint32_t dtype;      /* of `local`; 0: the tensor's */
     uint32_t wire_dtype; /* of bytes sent to other ranks: 0, the gradient's; the only value in this
                             release */
-    uint32_t tier;       /* where `local` is; 0 or STW_TIER_HOST */
-    uint32_t device;     /* 0 */
-    void *stream;        /* STW_STREAM_HOST, STW_STREAM_SYNCED: `local` is ready */
+    uint32_t tier;       /* where `local` is; as in stw_copy_options, and the next two */
+    uint32_t device;
+    void *stream;
     double scale;        /* of this contribution; 0: 1.0 */
     uint64_t timeout_ns;
 } stw_reduce_options;
@@ -85,9 +95,10 @@ typedef struct stw_reduce_options {
  * Ownership: `local` may be overwritten after the return.
  * Threads:   any thread.
  * Blocks:    until it is added, or the timeout passes.
- * Errors:    INVALID (a dtype other than f32, f16, bf16; a scale that is not finite), UNSUPPORTED
- *            (another tier, device, stream or wire_dtype than these), BUSY (this thread has a view
- *            open), BUDGET, IO, CHECKSUM, TIMEOUT.
+ * Errors:    INVALID (a dtype other than f32, f16, bf16; a scale that is not finite; memory, device
+ *            and stream as for stw_tensor_write), UNSUPPORTED (likewise; another wire_dtype; over
+ *            ranks memory of a device, or collectives at one: stw_reduce_adopt takes both), BUSY
+ *            (this thread has a view open), BUDGET, IO, CHECKSUM, TIMEOUT, DEVICE.
  */
 STW_API stw_status stw_reduce(stw_tensor *gradient, const void *local,
                               const stw_reduce_options *options);
@@ -101,8 +112,12 @@ typedef void (*stw_deleter_fn)(void *user);
  * deleter may be slow but must not call the library. If the call fails the memory stays the
  * caller's, and its deleter is not called.
  *
+ * Memory of a device is copied to the host and added there, after the work that was enqueued on
+ * `stream` before the call: an update thread waits for that, and the deleter comes after it.
+ *
  * The library holds at most half the budget of the host tier, or of the device if there is none
- * (adopted_bytes of stw_tier_stats), or a single contribution of any size. A call waits for more
+ * (adopted_bytes of stw_tier_stats), and of memory of a device half of that device's; or a single
+ * contribution of any size. A call waits for more
  * room, even if that depends on views of its own thread: release those first. A sum that fails
  * later fails the tensor, as an update does.
  *

@@ -222,16 +222,21 @@ Status check_host_memory(const stw_tensor *tensor, uint32_t tier, uint32_t devic
     const bool host = tier == STW_TIER_DEFAULT || tier == STW_TIER_HOST;
     if (!host || device != 0) {
         return Status::error(STW_ERROR_UNSUPPORTED,
-                             "options has tier %u and device %u, but copies and sums use host "
-                             "memory: leave them 0, or fetch a view of %s where its bytes are",
+                             "options has tier %u and device %u, but this call uses host memory "
+                             "alone: leave them 0, or fetch a view of %s where its bytes are",
                              tier, device, tensor_text(tensor->name).c_str());
     }
     STW_TRY(tensor->runtime->body->views.streams.check_stream(stream));
     if (stream == STW_STREAM_HOST || stream == STW_STREAM_SYNCED) return {};
     return Status::error(STW_ERROR_UNSUPPORTED,
-                         "options.stream is %p, but copies and sums use host memory in no order "
-                         "with streams: synchronise with it and pass STW_STREAM_SYNCED",
+                         "options.stream is %p, but host memory is in no order with streams: "
+                         "synchronise with it and pass STW_STREAM_SYNCED",
                          stream);
+}
+
+Status check_memory(const stw_tensor *tensor, uint32_t tier, uint32_t device, void *stream)
+{
+    return tier == STW_TIER_DEVICE ? Status() : check_host_memory(tensor, tier, device, stream);
 }
 
 Status take_copy(const stw_tensor *tensor, const stw_copy_options *from, stw_copy_options *options)
@@ -243,7 +248,7 @@ Status take_copy(const stw_tensor *tensor, const stw_copy_options *from, stw_cop
         return Status::error(STW_ERROR_INVALID, "options.scope %u or tier %u is not known",
                              options->scope, options->tier);
     }
-    return check_host_memory(tensor, options->tier, options->device, options->stream);
+    return {};
 }
 
 Status refuse_unsummable(const stw_tensor *tensor)

@@ -110,6 +110,7 @@ Status take_master_copy(const stw_optimizer *optimizer, const stw_tensor *parame
     STW_TRY(enter(optimizer));
     STW_TRY(check_parameter(optimizer, parameter));
     STW_TRY(take_copy(parameter, from, options));
+    STW_TRY(check_host_memory(parameter, options->tier, options->device, options->stream));
     if (memory || parameter->elements == 0) return {};
     return Status::error(STW_ERROR_INVALID, "the memory for the master of %s is null",
                          parameter_text(parameter->name).c_str());

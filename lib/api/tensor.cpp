@@ -205,6 +205,7 @@ stw_status stw_tensor_write(stw_tensor *tensor, const void *source, const stw_co
     return guard([&]() -> Status {
         stw_copy_options copy{};
         STW_TRY(take_copy(tensor, options, &copy));
+        STW_TRY(check_memory(tensor, copy.tier, copy.device, copy.stream));
         if (!source && tensor->elements > 0) {
             return Status::error(STW_ERROR_INVALID, "source is null");
         }
@@ -217,6 +218,7 @@ stw_status stw_tensor_read(stw_tensor *tensor, void *destination, const stw_copy
     return guard([&]() -> Status {
         stw_copy_options copy{};
         STW_TRY(take_copy(tensor, options, &copy));
+        STW_TRY(check_memory(tensor, copy.tier, copy.device, copy.stream));
         if (!destination && tensor->elements > 0) {
             return Status::error(STW_ERROR_INVALID, "destination is null");
         }
@@ -229,6 +231,7 @@ stw_status stw_tensor_fill(stw_tensor *tensor, double value, const stw_copy_opti
     return guard([&]() -> Status {
         stw_copy_options copy{};
         STW_TRY(take_copy(tensor, options, &copy));
+        STW_TRY(check_host_memory(tensor, copy.tier, copy.device, copy.stream));
         STW_TRY(refuse_read_only(tensor));
         if (copy.dtype != 0 && copy.dtype != tensor->dtype) {
             return Status::error(STW_ERROR_INVALID,
@@ -249,7 +252,7 @@ Status check_reduce(stw_tensor *gradient, const stw_reduce_options *options,
     stw_reduce_options copy = STW_REDUCE_OPTIONS_INIT;
     if (options) STW_TRY(take(&copy, options, "options"));
     STW_TRY(check_flags(copy.flags, STW_REDUCE_MORE, "options.flags"));
-    STW_TRY(check_host_memory(gradient, copy.tier, copy.device, copy.stream));
+    STW_TRY(check_memory(gradient, copy.tier, copy.device, copy.stream));
     if (copy.wire_dtype != 0) {
         return Status::error(STW_ERROR_UNSUPPORTED,
                              "options has wire_dtype %u, but sums of %s are sent in its own dtype: "

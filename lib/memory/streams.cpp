@@ -193,6 +193,16 @@ Status DeviceStreams::end_epoch(Id id)
     return {};
 }
 
+Result<uint64_t> DeviceStreams::mark_now(void *stream)
+{
+    Result<Id> id = id_of(stream);
+    if (!id.ok()) return std::move(id.status());
+    MutexLock lock(mutex_);
+    await_mark(id.value());
+    STW_TRY(end_epoch(id.value()));
+    return marks_[id.value()].last.back().number;
+}
+
 void DeviceStreams::await_mark(Id id)
 {
     while (marks_[id].marking) marked_.wait(mutex_);

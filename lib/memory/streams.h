@@ -75,6 +75,9 @@ public:
     // in the same call, and one mark is enough for all.
     void end(Id stream, SlotRange slots, bool wrote, Users *users = nullptr,
              bool followed = false) noexcept;
+    // A mark of the driver's behind all that was enqueued on the stream. INVALID, LIMIT, BUSY,
+    // DEVICE.
+    Result<uint64_t> mark_now(void *stream);
     // Marks behind all that they have released. DEVICE.
     Status marks_of(const Users &users, MarkList *marks_out);
     // A copy out of the slots or, with `writes`, into them is about to begin, and is of these

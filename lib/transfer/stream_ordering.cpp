@@ -6,12 +6,11 @@
 namespace stepwell::transfer {
 
 using memory::SlotRange;
-using memory::Tier;
 
 Status StreamOrdering::before(uint32_t memory, const void *pointer, uint64_t bytes, bool writes,
                               bool into)
 {
-    const Tier &at = tier(memory);
+    const memory::Tier &at = tier(memory);
     if (!at.streams || bytes == 0) return {};
     const SlotRange slots = at.slots_of(pointer, bytes);
     if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
@@ -21,7 +20,7 @@ Status StreamOrdering::before(uint32_t memory, const void *pointer, uint64_t byt
 bool StreamOrdering::waits(uint32_t memory, const void *pointer, uint64_t bytes, bool writes,
                            bool into)
 {
-    const Tier &at = tier(memory);
+    const memory::Tier &at = tier(memory);
     if (!at.streams || bytes == 0) return false;
     const uint32_t copies = into ? STW_COPIES_IN : STW_COPIES_OUT;
     return at.streams->would_wait(at.slots_of(pointer, bytes), writes, copies);
@@ -29,7 +28,7 @@ bool StreamOrdering::waits(uint32_t memory, const void *pointer, uint64_t bytes,
 
 Status StreamOrdering::await(uint32_t memory, const void *pointer, uint64_t bytes, bool writes)
 {
-    const Tier &at = tier(memory);
+    const memory::Tier &at = tier(memory);
     if (!at.streams || bytes == 0) return {};
     const SlotRange slots = at.slots_of(pointer, bytes);
     if (at.slot_memory) STW_TRY(at.slot_memory->await(slots));
@@ -39,13 +38,13 @@ Status StreamOrdering::await(uint32_t memory, const void *pointer, uint64_t byte
 uint64_t StreamOrdering::started(uint32_t memory, const void *pointer, uint64_t bytes,
                                  uint64_t mark)
 {
-    const Tier &at = tier(memory);
+    const memory::Tier &at = tier(memory);
     return at.streams->copy_started(at.slots_of(pointer, bytes), mark);
 }
 
 void StreamOrdering::arrived(uint32_t memory, const void *pointer, uint64_t bytes, uint64_t number)
 {
-    const Tier &at = tier(memory);
+    const memory::Tier &at = tier(memory);
     at.streams->copy_arrived(at.slots_of(pointer, bytes), number);
 }
 
@@ -85,7 +84,7 @@ Status StreamOrdering::map_alias(const Job &job)
 {
     const SlotRange slot{job.transfer.to_slot, 1};
     if (job.alias->is_mapped_to(job.alias_block, slot)) return {};
-    const Tier &at = tier(job.transfer.to);
+    const memory::Tier &at = tier(job.transfer.to);
     const residency::SlotRun run = run_of(job);
     const SlotRange slots{run.first_slot, run.count};
     if (at.aliases_runs && run.count < job.alias->blocks()) return {};  // no view can use a part

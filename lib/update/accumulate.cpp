@@ -25,7 +25,7 @@ struct AccumulateJob final : Job {
     [[nodiscard]] uint32_t chunk_pieces() const override { return turn_count; }
     [[nodiscard]] bool only_zeros() const { return sum.scratch == kNone && sum.memory == nullptr; }
     [[nodiscard]] bool has_scratch() const { return sum.scratch != kNone; }
-    [[nodiscard]] const void *source_of(const Chunk &chunk) const;
+    Status find_source(const Chunk &chunk, std::unique_ptr<char[]> &room, const void **out) const;
     void begin_measure();
     void end_measure();
     Chunk *settle(Chunk &chunk) override;
@@ -179,11 +179,24 @@ Status AccumulateJob::run_on_device(const Chunk &chunk) const
     return devices.start_sum(chunk.ticket, work);
 }
 
-const void *AccumulateJob::source_of(const Chunk &chunk) const
+Status AccumulateJob::find_source(const Chunk &chunk, std::unique_ptr<char[]> &room,
+                                  const void **out) const
 {
-    if (has_scratch()) return chunk.pointers[kScratch];
+    *out = chunk.pointers[kScratch];
+    if (has_scratch()) return {};
+    const uint64_t size = element_bytes(sum.scratch_dtype);
     const uint64_t at = chunk.element_begin - sum.element_begin;
-    return static_cast<const char *>(sum.memory) + at * element_bytes(sum.scratch_dtype);
+    *out = static_cast<const char *>(sum.memory) + at * size;
+    if (sum.bring == nullptr) return {};
+    const uint64_t bytes = chunk.element_count * size;
+    room.reset(new (std::nothrow) char[bytes]);
+    if (!room) {
+        return Status::error(STW_ERROR_MEMORY, "no memory for %" PRIu64 " bytes of a gradient.",
+                             bytes);
+    }
+    STW_TRY(sum.bring(sum.done_user, room.get(), *out, bytes));
+    *out = room.get();
+    return {};
 }
 
 Status AccumulateJob::run(Chunk &chunk)
@@ -195,7 +208,10 @@ Status AccumulateJob::run(Chunk &chunk)
                     chunk.element_count * layouts[kGradient].element_bytes);
         return {};
     }
-    kernels::accumulate(mode, chunk.pointers[kGradient], sum.gradient_dtype, source_of(chunk),
+    std::unique_ptr<char[]> room;
+    const void *source = nullptr;
+    STW_TRY(find_source(chunk, room, &source));
+    kernels::accumulate(mode, chunk.pointers[kGradient], sum.gradient_dtype, source,
                         sum.scratch_dtype, chunk.element_count, sum.scale);
     if (measure == 0) return {};
     chunk.scan =

@@ -79,6 +79,9 @@ struct Accumulation {
     // destroyed; or, if not null, memory of the host that stays as it is until then.
     TensorId scratch = kNone;
     const void *memory = nullptr;
+    // Null: the CPU reads that memory. Else copies a part of it to where the CPU does, for
+    // `done_user`; several update threads at once, no lock held. Blocks.
+    Status (*bring)(void *user, void *to, const void *from, uint64_t bytes) = nullptr;
     uint32_t scratch_dtype = 0;  // of either
     uint64_t element_begin = 0;  // of the gradient, where the contribution begins
     uint64_t element_count = 0;  // of the contribution

@@ -69,6 +69,33 @@ class OnAGpu(unittest.TestCase):
             self.assertEqual(view.__dlpack_device__(), (1, 0))
             self.assertEqual(view.bytes.cast("f")[9], 3.0)
 
+    def test_an_array_of_the_device_is_written_read_and_summed(self):
+        class Array:  # of another library
+            def __init__(self, view):
+                self.__dlpack_device__, self.__dlpack__ = view.__dlpack_device__, view.__dlpack__
+        elements = support.BLOCK // 4
+        numbers = [n % 251 / 8 for n in range(elements)]
+        source, other, total = (self.runtime.create(name, elements, "f32")
+                                for name in ("source", "other", "total"))
+        for tensor in source, other, total:
+            tensor.write(numbers)
+        with source.fetch(stream=LEGACY) as view:
+            other.write(Array(view))
+            total.reduce(Array(view), scale=2.0)
+            total.reduce(Array(view), adopt=True)
+        self.assertEqual(list(other.read()), numbers)
+        self.assertEqual(list(total.read()), [4 * number for number in numbers])
+        with source.fetch("write", stream=LEGACY) as view:
+            total.read(Array(view))
+        with source.fetch("read_write", stream=LEGACY) as view:
+            with self.assertRaisesRegex(ValueError, "CUDA device 0, and this call takes host"):
+                other.request(into=Array(view))
+        self.assertEqual(list(source.read()), [4 * number for number in numbers])
+        with support.open_small(self.directory, nvme=()) as alone, \
+                source.fetch(stream=LEGACY) as view:
+            with self.assertRaisesRegex(ValueError, "0, which is no device of the runtime"):
+                alone.create("t", elements, "f32").write(Array(view))
+
     def test_a_stream_that_was_forgotten_may_be_used_anew(self):
         tensor = self.make()
         for _ in range(3):

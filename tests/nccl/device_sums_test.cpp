@@ -6,6 +6,12 @@
 #include <cmath>
 #include <limits>
 
+extern "C" {
+int cuMemAlloc_v2(uint64_t *address, size_t bytes);
+int cuMemFree_v2(uint64_t address);
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream);
+}
+
 namespace stepwell {
 namespace {
 
@@ -182,6 +188,69 @@ TEST_P(DeviceSums, AnOptimizerStepsByTheNormOfAllRanks)
             ASSERT_OK(trainer.step(norm / 4, &result));
             EXPECT_DOUBLE_EQ(result.clip_coefficient, norm / 4 / (result.norm + 1e-6));
         }
+        rank.end();
+    });
+}
+
+// The last of a gradient as memory of the program's, which the library frees.
+TEST_P(DeviceSums, AdoptedMemoryOfTheDeviceIsSummedAsAViewIs)
+{
+    run(GetParam(), [](Rank &rank) {
+        rank.open(seed_of(rank, 6), 24, 128);
+        if (testing::Test::HasFailure()) return;
+        struct Loan {
+            void *context;
+            uint64_t address;
+        } loan{};
+        ASSERT_EQ(cuDevicePrimaryCtxRetain(&loan.context, rank.program_device), 0);
+        const auto freed = [](void *user) {  // on a thread of the library
+            const auto *mine = static_cast<const Loan *>(user);
+            EXPECT_EQ(cuCtxSetCurrent(mine->context), 0);
+            EXPECT_EQ(cuMemFree_v2(mine->address), 0);
+            EXPECT_EQ(cuCtxSetCurrent(nullptr), 0);
+        };
+        for (const uint64_t size : kSizes) {
+            stw_tensor *gradient = rank.make("g" + std::to_string(size), size, STW_ROLE_GRAD);
+            rank.use(
+                gradient, STW_REDUCE, STW_WHOLE, rank.streams[0], Does::kAdd,
+                [&](uint64_t i) { return part_of(rank.rank, i); }, STW_RELEASE_MORE);
+            std::vector<float> values(size);
+            for (uint64_t i = 0; i < size; ++i) values[i] = part_of(rank.rank, i);
+            ASSERT_EQ(cuMemAlloc_v2(&loan.address, size * 4), 0);
+            ASSERT_EQ(cuMemcpyHtoDAsync_v2(loan.address, values.data(), size * 4, rank.streams[1]),
+                      0);
+            void *const there = reinterpret_cast<void *>(loan.address);
+            stw_reduce_options options = STW_REDUCE_OPTIONS_INIT;
+            options.tier = STW_TIER_DEVICE, options.stream = rank.streams[1];
+            if (rank.size > 1) {
+                EXPECT_EQ(stw_reduce(gradient, there, &options), STW_ERROR_UNSUPPORTED);
+                EXPECT_NE(std::string(stw_last_error()).find("or call stw_reduce_adopt"),
+                          std::string::npos)
+                    << stw_last_error();
+            }
+            ASSERT_OK(stw_reduce_adopt(gradient, there, &options, freed, &loan));
+            rank.use(gradient, STW_READ, STW_SHARD, rank.streams[0], Does::kCompare,
+                     [&](uint64_t i) { return 2 * sum_of(rank.size, i); });
+            ASSERT_OK(stw_runtime_drain(rank.runtime, 0));
+            stw_tensor_info info = {};
+            info.struct_size = sizeof info;
+            ASSERT_OK(stw_tensor_info_get(gradient, &info));
+            if (info.shard_elements == size) continue;  // this rank has all of it
+            EXPECT_EQ(stw_tensor_read(gradient, values.data(), nullptr), STW_ERROR_UNSUPPORTED);
+            EXPECT_NE(std::string(stw_last_error()).find("or read STW_SHARD"), std::string::npos)
+                << stw_last_error();
+        }
+        // A rank without a gradient takes part, where the group works at a device too.
+        stw_tensor *none = rank.make("none", 40'000, STW_ROLE_GRAD);
+        if (rank.rank == 0) {
+            rank.use(none, STW_REDUCE, STW_WHOLE, rank.streams[0], Does::kAdd,
+                     [](uint64_t i) { return part_of(0, i); });
+        } else {
+            ASSERT_OK(stw_reduce(none, nullptr, nullptr));
+        }
+        rank.use(none, STW_READ, STW_SHARD, rank.streams[0], Does::kCompare,
+                 [](uint64_t i) { return part_of(0, i); });
+        cuDevicePrimaryCtxRelease_v2(rank.program_device);
         rank.end();
     });
 }

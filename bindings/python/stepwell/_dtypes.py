@@ -84,6 +84,13 @@ class Memory(NamedTuple):
     pointer: int
     bytes: int
     dtype: Optional[Dtype]  # None: not given; the tensor's dtype applies
+    cuda: Optional[int] = None  # the ordinal of the device that it is on; None: the host
+
+    def on_host(self) -> "Memory":
+        if self.cuda is not None:
+            raise ValueError(f"the array is on CUDA device {self.cuda}, and this call takes host "
+                             "memory; copy it there first")
+        return self
 
 
 def readable(source: Any, dtype: int, given: Any = None) -> Memory:
@@ -134,10 +141,10 @@ def contiguous_export(source: Any) -> _exchange.Exported:
 def memory_of_export(made: _exchange.Exported, given: Any = None) -> Memory:
     code, bits = made.dtype
     if given is not None:
-        return Memory(made.capsule, made.pointer, made.bytes, dtype_of(given))
+        return Memory(made.capsule, made.pointer, made.bytes, dtype_of(given), made.cuda)
     if made.dtype not in FROM_DLPACK:
         raise TypeError(f"an array of {bits} bits of DLPack's type {code} is no dtype of Stepwell")
-    return Memory(made.capsule, made.pointer, made.bytes, FROM_DLPACK[made.dtype])
+    return Memory(made.capsule, made.pointer, made.bytes, FROM_DLPACK[made.dtype], made.cuda)
 
 
 def numpy_code(array: Any, dtype: int) -> Optional[Dtype]:

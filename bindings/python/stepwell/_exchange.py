@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from typing import Any, NamedTuple, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi))
@@ -31,6 +31,7 @@ _LEGACY = struct.Struct("@" + _TENSOR + "PP")
 _VERSIONED = struct.Struct("@IIPPQ" + _TENSOR)
 _READ_ONLY = 1
 _HOST = (1, 3)  # kDLCPU and kDLCUDAHost
+_CUDA = 2       # kDLCUDA
 
 
 class Exported(NamedTuple):
@@ -45,6 +46,7 @@ class Exported(NamedTuple):
     dtype: Tuple[int, int]  # DLPack's code, and bits
     read_only: bool
     contiguous: bool
+    cuda: Optional[int]  # the ordinal of the device that it is on; None: in host memory
 
 
 def is_exporter(source: Any) -> bool:
@@ -55,10 +57,13 @@ def is_exporter(source: Any) -> bool:
 def _capsule_of(source: Any) -> Any:
     if getattr(source, "requires_grad", False):
         source = source.detach()  # PyTorch exports no tensor that requires a gradient
+    asked: Dict[str, Any] = {}
+    if getattr(source, "__dlpack_device__", lambda: (1, 0))()[0] == _CUDA:
+        asked["stream"] = 1  # the legacy default one comes behind the work on it
     try:
-        return source.__dlpack__(max_version=(1, 1))
+        return source.__dlpack__(max_version=(1, 1), **asked)
     except TypeError:  # a library with only the legacy form
-        return source.__dlpack__()
+        return source.__dlpack__(**asked)
 
 
 def _is_contiguous(shape: Tuple[int, ...], strides: Tuple[int, ...]) -> bool:
@@ -82,9 +87,9 @@ def exported(source: Any) -> Exported:
     else:
         *tensor, _, deleter = _LEGACY.unpack(ctypes.string_at(managed, _LEGACY.size))
     data, device, number, n, code, bits, lanes, shape_at, strides_at, offset = tensor
-    if device not in _HOST:
-        raise ValueError(f"the array is on DLPack's device {(device, number)}, not in host memory; "
-                         "copy it there first")
+    if device not in (*_HOST, _CUDA):
+        raise ValueError(f"the array is on DLPack's device {(device, number)}, neither in host "
+                         "memory nor on a CUDA device; copy it there first")
     shape = tuple((ctypes.c_int64 * n).from_address(shape_at)) if n else ()
     count = 1
     for size in shape:
@@ -92,7 +97,8 @@ def exported(source: Any) -> Exported:
     strides = tuple((ctypes.c_int64 * n).from_address(strides_at)) if n and strides_at else None
     return Exported(capsule, name, managed, deleter or 0, (data or 0) + offset,
                     count * bits * lanes // 8, (code, bits * lanes), bool(flags & _READ_ONLY),
-                    not count or strides is None or _is_contiguous(shape, strides))
+                    not count or strides is None or _is_contiguous(shape, strides),
+                    number if device == _CUDA else None)
 
 
 def take(made: Exported) -> None:

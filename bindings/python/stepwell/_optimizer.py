@@ -268,7 +268,7 @@ class Optimizer:
 
     def _copy_master(self, function: Any, parameter: Tensor, memory: Memory, elements: int,
                      part: Tuple[int, int, Optional[float], Union[Scope, str]]) -> None:
-        memory = memory._replace(dtype=memory.dtype or Dtype.F32)
+        memory = memory.on_host()._replace(dtype=memory.dtype or Dtype.F32)
         parameter._fits(memory, elements)
         check(_waiting.call(self._runtime, function, self._use(), parameter._use(), memory.pointer,
                             parameter._options(memory, *part)))

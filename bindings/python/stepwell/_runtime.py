@@ -103,6 +103,7 @@ class Runtime(Fetches, Generations):
         device_list = [device_of(at) for at in ([devices] if isinstance(devices, one)
                                                 else devices)]
         nvme_list = [nvme_of(at) for at in ([nvme] if isinstance(nvme, one) else nvme)]
+        self._device_count = len(device_list)
         ways, resume_generation = flags_of(resume, overwrite)
         options = _abi.stw_runtime_options.initial(
             name=None if name is None else name.encode(),
@@ -447,6 +448,15 @@ class Runtime(Fetches, Generations):
         if known is None:
             known = self._devices[device] = self.device_info(device)
         return known
+
+    def _device_with(self, ordinal: int) -> int:
+        """The number here of a CUDA device."""
+        for device in range(self._device_count):
+            info = self._device(device)
+            if info.driver == "cuda" and info.ordinal == ordinal:
+                return device
+        raise ValueError(f"the array is on CUDA device {ordinal}, which is no device of the "
+                         "runtime: copy it to the host, or to one that is")
 
     def _dlpack_device(self, tier: int, device: int) -> _dlpack.Device:
         return _dlpack.device_of(self._device(device)) if tier == Tier.DEVICE else _dlpack.CPU

@@ -6,7 +6,7 @@ import ctypes
 import math
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _abi, _exchange, _waiting
 from ._dtypes import (
@@ -15,7 +15,7 @@ from ._dtypes import (
 )
 from ._dlpack import ByAddress
 from ._enums import (
-    Access, Advice, Allow, Partition, Retain, Role, Scope, State, Tier, number,
+    Access, Advice, Allow, Partition, Retain, Role, Scope, State, Stream, Tier, number,
 )
 from ._library import lib
 from ._views import View
@@ -283,7 +283,7 @@ class Tensor:
         code = 0 if dtype is None else int(dtype_of(dtype))
         memory = None
         if into is not None:
-            memory = writable(into, code or self._dtype)
+            memory = writable(into, code or self._dtype).on_host()
             if code == 0 and memory.dtype is not None:
                 code = int(memory.dtype)
             self._fits(memory._replace(dtype=Dtype(code or self._dtype)),
@@ -324,11 +324,17 @@ class Tensor:
             raise ValueError(f"{self._label()} has the shape {self._shape}, and what is written "
                              f"{shape}; reshape it, or write it flat")
 
-    @staticmethod
-    def _options(memory: Optional[Memory], begin: int, count: int, timeout: Optional[float],
+    def _place(self, memory: Optional[Memory]) -> Dict[str, Any]:
+        """Where it is, for options. Its exporter has ordered the legacy stream behind its work."""
+        if memory is None or memory.cuda is None:
+            return {}
+        return {"tier": Tier.DEVICE, "device": self._runtime._device_with(memory.cuda),
+                "stream": Stream.LEGACY}
+
+    def _options(self, memory: Optional[Memory], begin: int, count: int, timeout: Optional[float],
                  scope: Union[Scope, str]) -> _abi.stw_copy_options:
         return _abi.stw_copy_options.initial(
-            scope=number(Scope, scope),
+            scope=number(Scope, scope), **self._place(memory),
             dtype=0 if memory is None or memory.dtype is None else memory.dtype,
             element_begin=begin, element_count=count, timeout_ns=nanoseconds(timeout),
         )
@@ -340,7 +346,8 @@ class Tensor:
 
         f32, f16 and bf16 are converted with rounding to nearest; other dtypes must be the tensor's.
         A buffer without a dtype counts as the tensor's. Arrays are from NumPy or any library that
-        exports them by DLPack, like PyTorch, in host memory. dtype: the type of the elements,
+        exports them by DLPack, like PyTorch, in host memory or on a CUDA device of the runtime,
+        after the work that was enqueued on it. dtype: the type of the elements,
         overriding that of the array or buffer, for example "bf16" for NumPy's uint16.
         """
         handle, memory = self._use(), readable(source, self._dtype, dtype)
@@ -407,6 +414,7 @@ class Tensor:
         options = _abi.stw_reduce_options.initial(
             dtype=0 if memory is None or memory.dtype is None else memory.dtype,
             flags=_abi.STW_REDUCE_MORE * more, scale=scale, timeout_ns=nanoseconds(timeout),
+            **self._place(memory),
         )
         if scale == 0 or not math.isfinite(scale):
             raise ValueError(f"a scale of {scale}; do not reduce what is not to be added")

@@ -3,6 +3,7 @@
 // memory that the program handed over, which is given back afterwards.
 #include "lib/runtime/calls/reductions.h"
 
+#include "lib/memory/caller_memory.h"
 #include "lib/residency/core.h"
 #include "lib/runtime/calls/fetches.h"
 #include "lib/runtime/copies/chunks.h"
@@ -28,6 +29,7 @@ namespace stepwell {
 // A contribution, until its memory is given back.
 struct Adopted {
     Reductions *owner = nullptr;
+    memory::CallerMemory memory;
     uint64_t bytes = 0;
     stw_deleter_fn deleter = nullptr;
     void *user = nullptr;
@@ -36,19 +38,40 @@ struct Adopted {
     static void end(void *user, const Status &)
     {
         const std::unique_ptr<Adopted> mine(static_cast<Adopted *>(user));
+        // Where nothing was brought the stream may still write it. A lost device does not.
+        (void)mine->memory.await();
         if (mine->deleter) mine->deleter(mine->user);
-        mine->owner->give_adopted(mine->bytes);
+        mine->owner->give_adopted(mine->memory, mine->bytes);
+    }
+
+    static Status bring(void *user, void *to, const void *from, uint64_t bytes)
+    {
+        return static_cast<const Adopted *>(user)->memory.copy(to, from, bytes);
     }
 };
 
+uint64_t Reductions::adopted_at(residency::PlaceId place) const
+{
+    const auto found = adopted_.find(place);
+    return found == adopted_.end() ? 0 : found->second;
+}
+
+uint64_t Reductions::adopted_max(const memory::CallerMemory &memory) const
+{
+    if (!memory.on_device()) return placement_.update_window();
+    return dispatch_.core.budget_blocks(memory.place()) * machine_.block_bytes / 2;
+}
+
 // Waits until adopted memory is below its limit.
-Status Reductions::take_adopted(const stw_tensor &gradient, uint64_t bytes, uint64_t timeout_ns)
+Status Reductions::take_adopted(const stw_tensor &gradient, const memory::CallerMemory &memory,
+                                uint64_t bytes, uint64_t timeout_ns)
 {
     const residency::Instant begin = dispatch_.now();
     const residency::Instant deadline = dispatch_.deadline(begin, timeout_ns);
     MutexLock lock(dispatch_.mutex());
+    uint64_t &held = adopted_[memory.place()];
     const auto has_room = [&]() STW_REQUIRES(runtime_lock) {
-        return adopted_bytes == 0 || adopted_bytes + bytes <= placement_.update_window();
+        return held == 0 || held + bytes <= adopted_max(memory);
     };
     bool waited = false;
     while (!has_room()) {
@@ -60,8 +83,7 @@ Status Reductions::take_adopted(const stw_tensor &gradient, uint64_t bytes, uint
                 "%s of gradient '%s' would wait for the verdict of a speculative update, which "
                 "this thread is to give, as sums behind it hold %s: take a step without "
                 "STW_UPDATE_SPECULATE first, or one with STW_UPDATE_REJECT",
-                bytes_text(bytes).c_str(), gradient.name.c_str(),
-                bytes_text(adopted_bytes).c_str());
+                bytes_text(bytes).c_str(), gradient.name.c_str(), bytes_text(held).c_str());
         }
         // If collectives run on callers' threads, sums may wait for some that this one must run.
         const bool goes_on = collectives_.works_here()
@@ -74,11 +96,12 @@ Status Reductions::take_adopted(const stw_tensor &gradient, uint64_t bytes, uint
             "stw_reduce_adopt may hold when the timeout passed: %s held; at most "
             "%s, half of the %s tier's budget; release views of gradients, or "
             "raise it",
-            bytes_text(bytes).c_str(), gradient.name.c_str(), bytes_text(adopted_bytes).c_str(),
-            bytes_text(placement_.update_window()).c_str(),
-            dispatch_.core.budget_blocks(machine_.tiers.host()) ? "host" : "device");
+            bytes_text(bytes).c_str(), gradient.name.c_str(), bytes_text(held).c_str(),
+            bytes_text(adopted_max(memory)).c_str(),
+            !memory.on_device() && dispatch_.core.budget_blocks(machine_.tiers.host()) ? "host"
+                                                                                       : "device");
     }
-    adopted_bytes += bytes;
+    held += bytes;
     if (waited) {
         recorder_.add_stall_of(recorder_.current_step(), observe::Stall::kUpdate, gradient.id,
                                begin, dispatch_.now());
@@ -86,10 +109,10 @@ Status Reductions::take_adopted(const stw_tensor &gradient, uint64_t bytes, uint
     return {};
 }
 
-void Reductions::give_adopted(uint64_t bytes)
+void Reductions::give_adopted(const memory::CallerMemory &memory, uint64_t bytes)
 {
     MutexLock lock(dispatch_.mutex());
-    adopted_bytes -= bytes;
+    adopted_[memory.place()] -= bytes;
     dispatch_.note_progress();
 }
 
@@ -112,20 +135,26 @@ Status Reductions::adopt(stw_tensor *gradient, const void *local, const stw_redu
                              gradient->name.c_str());
     }
     const uint64_t bytes = work.element_count * (stw_dtype_bits(work.scratch_dtype) / 8);
+    Result<memory::CallerMemory> caller = memory::CallerMemory::make(
+        machine_.tiers, {options.tier, options.device, options.stream}, local, bytes);
+    if (!caller.ok()) return std::move(caller.status());
+    const memory::CallerMemory &memory = caller.value();
+    if (memory.on_device()) work.bring = Adopted::bring;
     auto mine = std::make_unique<Adopted>();
     mine->owner = this;
+    mine->memory = memory;
     mine->bytes = bytes;
     mine->deleter = deleter;
     mine->user = user;
-    STW_TRY(take_adopted(*gradient, bytes, options.timeout_ns));
+    STW_TRY(take_adopted(*gradient, memory, bytes, options.timeout_ns));
     const bool more = (options.flags & STW_REDUCE_MORE) != 0;
     try {
         Status status = sharding ? adopt_on_ranks(gradient, work, more, mine)
                                  : adopt_here(gradient, work, mine);
-        if (!status.ok()) give_adopted(bytes);
+        if (!status.ok()) give_adopted(memory, bytes);
         return status;
     } catch (const std::bad_alloc &) {
-        give_adopted(bytes);
+        give_adopted(memory, bytes);
         throw;
     }
 }
@@ -191,9 +220,22 @@ Status Reductions::adopt_on_ranks(stw_tensor *gradient, update::Accumulation &wo
     return {};
 }
 
+// The gathered tensor is where the group works, and so is a view that is summed.
+Status Reductions::check_whole(const stw_tensor &tensor, uint32_t tier, const char *instead) const
+{
+    const memory::Tier &at = machine_.tiers[machine_.ranks->place];
+    if (at.cpu_access && (tier != STW_TIER_DEVICE || !at.streams)) return {};
+    return Status::error(STW_ERROR_UNSUPPORTED,
+                         "%s is divided over ranks whose collectives work at a device, or the "
+                         "caller's memory is a device's: %s",
+                         tensor_text(tensor.name).c_str(), instead);
+}
+
 Status Reductions::read_whole(stw_tensor *tensor, void *destination, collective::Range asked,
                               const stw_copy_options &options)
 {
+    STW_TRY(check_whole(*tensor, options.tier,
+                        "fetch a view of STW_WHOLE on a stream and copy it, or read STW_SHARD"));
     FetchPlan plan;
     RequestedRange range;
     range.tensor = tensor;
@@ -207,10 +249,8 @@ Status Reductions::read_whole(stw_tensor *tensor, void *destination, collective:
     plan.timeout_ns = options.timeout_ns;
     stw_view view;
     STW_TRY(fetches_.fetch(std::move(plan), &view));
-    if (asked.count > 0) {
-        const uint32_t dtype = options.dtype ? options.dtype : tensor->dtype;
-        copy_elements(destination, dtype, view.pointer, *tensor, asked.count);
-    }
+    if (asked.count > 0)
+        copy_elements(destination, options.dtype, view.pointer, *tensor, asked.count);
     return ends_.release(&view, 1, STW_STREAM_SYNCED, {});
 }
 
@@ -218,6 +258,10 @@ Status Reductions::read_whole(stw_tensor *tensor, void *destination, collective:
 Status Reductions::reduce_over_ranks(stw_tensor *gradient, const void *local,
                                      const stw_reduce_options &options)
 {
+    if (local) {
+        STW_TRY(check_whole(*gradient, options.tier,
+                            "fetch a view with STW_REDUCE on a stream, or call stw_reduce_adopt"));
+    }
     const bool more = (options.flags & STW_REDUCE_MORE) != 0;
     if (!local && more) return errors_.of(gradient->id);
     RequestedRange range;
@@ -231,6 +275,7 @@ Status Reductions::reduce_over_ranks(stw_tensor *gradient, const void *local,
     plan.step = recorder_.current_step();
     plan.timeout_ns = options.timeout_ns;
     plan.flags = STW_FETCH_WAIT_ROOM;
+    plan.stream = STW_STREAM_SYNCED;  // the CPU adds, or nobody
     stw_view view;
     STW_TRY(fetches_.fetch(std::move(plan), &view));
     if (local && range.element_count > 0) {
@@ -253,9 +298,16 @@ Status Reductions::read(stw_tensor *tensor, void *destination, const stw_copy_op
     const bool whole =
         tensor->sharding && tensor->sharding->is_sharded() && options.scope == STW_WHOLE;
     if (whole) return read_whole(tensor, destination, asked, options);
+    const uint64_t size = stw_dtype_bits(options.dtype ? options.dtype : tensor->dtype) / 8;
+    Result<memory::CallerMemory> caller =
+        memory::CallerMemory::make(machine_.tiers, {options.tier, options.device, options.stream},
+                                   destination, asked.count * size);
+    if (!caller.ok()) return std::move(caller.status());
+    STW_TRY(caller.value().await());
     RequestedRange range;
     range.tensor = tensor;
     range.into = destination;
+    range.caller = &caller.value();
     range.dtype = options.dtype;
     range.element_begin = part.begin;
     range.element_count = part.count;
@@ -281,6 +333,12 @@ Status Reductions::reduce(stw_tensor *gradient, const void *local,
     if (!local) return errors_.of(gradient->id);
     const uint32_t dtype = options.dtype ? options.dtype : gradient->dtype;
     const uint64_t size = stw_dtype_bits(dtype) / 8;
+    Result<memory::CallerMemory> caller =
+        memory::CallerMemory::make(machine_.tiers, {options.tier, options.device, options.stream},
+                                   local, gradient->elements * size);
+    if (!caller.ok()) return std::move(caller.status());
+    STW_TRY(caller.value().await());
+    memory::OnHost part_here(caller.value());
     const double scale = options.scale != 0.0 ? options.scale : 1.0;
     const char *from = static_cast<const char *>(local);
     bool asked = false;
@@ -293,7 +351,9 @@ Status Reductions::reduce(stw_tensor *gradient, const void *local,
                 mode = kernels::Reduce::kFirst;
             }
             asked = true;
-            kernels::accumulate(mode, chunk, gradient->dtype, from + at * size, dtype, n, scale);
+            const void *here = nullptr;
+            STW_TRY(part_here.bring(from + at * size, n * size, &here));
+            kernels::accumulate(mode, chunk, gradient->dtype, here, dtype, n, scale);
             return Status();
         });
     if (!status.ok()) return status;

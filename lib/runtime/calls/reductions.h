@@ -3,12 +3,18 @@
 // hands over; also over ranks.
 #pragma once
 
+#include "lib/residency/types.h"
 #include "lib/runtime/handles/lock.h"
 #include "lib/runtime/recording/ground.h"
 #include "lib/support/status.h"
 
 #include <stepwell/copy.h>
 
+#include <map>
+
+namespace stepwell::memory {
+class CallerMemory;
+}  // namespace stepwell::memory
 namespace stepwell::update {
 struct Accumulation;
 }  // namespace stepwell::update
@@ -54,19 +60,22 @@ public:
     Status adopt(stw_tensor *gradient, const void *local, const stw_reduce_options &options,
                  stw_deleter_fn deleter, void *user);
 
-    uint64_t adopted_bytes STW_GUARDED_BY(runtime_lock) =
-        0;  // of stw_reduce_adopt(), not yet given back
-
+    // Of stw_reduce_adopt(), memory at that place that is not given back yet.
+    [[nodiscard]] uint64_t adopted_at(residency::PlaceId place) const STW_REQUIRES(runtime_lock);
     // The memory of a contribution was given back.
-    void give_adopted(uint64_t bytes);
+    void give_adopted(const memory::CallerMemory &memory, uint64_t bytes);
 
 private:
-    Status take_adopted(const stw_tensor &gradient, uint64_t bytes, uint64_t timeout_ns);
+    [[nodiscard]] uint64_t adopted_max(const memory::CallerMemory &memory) const
+        STW_REQUIRES(runtime_lock);
+    Status take_adopted(const stw_tensor &gradient, const memory::CallerMemory &memory,
+                        uint64_t bytes, uint64_t timeout_ns);
     Status start_adopted(update::Accumulation &work, std::unique_ptr<Adopted> &mine);
     Status adopt_here(stw_tensor *gradient, update::Accumulation &work,
                       std::unique_ptr<Adopted> &mine);
     Status adopt_on_ranks(stw_tensor *gradient, update::Accumulation &work, bool more,
                           std::unique_ptr<Adopted> &mine);
+    Status check_whole(const stw_tensor &tensor, uint32_t tier, const char *instead) const;
     Status read_whole(stw_tensor *tensor, void *destination, collective::Range asked,
                       const stw_copy_options &options);
     Status reduce_over_ranks(stw_tensor *gradient, const void *local,
@@ -83,6 +92,7 @@ private:
     Collectives &collectives_;
     Sums &sums_;
     Fetches &fetches_;
+    std::map<residency::PlaceId, uint64_t> adopted_ STW_GUARDED_BY(runtime_lock);
 };
 
 }  // namespace stepwell

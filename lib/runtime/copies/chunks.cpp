@@ -3,6 +3,7 @@
 // memory use does not depend on the tensor's size.
 #include "lib/runtime/copies/chunks.h"
 
+#include "lib/memory/caller_memory.h"
 #include "lib/report/report.h"
 #include "lib/residency/core.h"
 #include "lib/runtime/addresses/addresses.h"
@@ -285,14 +286,19 @@ Status ChunkCopies::write(stw_tensor *tensor, const void *source, const stw_copy
     const uint64_t skipped = tensor->shard_begin + part.begin - asked.begin;
     const char *from = static_cast<const char *>(source) + (part.count > 0 ? skipped * size : 0);
     const uint64_t begin = part.begin;
+    Result<memory::CallerMemory> caller = memory::CallerMemory::make(
+        machine_.tiers, {options.tier, options.device, options.stream}, from, part.count * size);
+    if (!caller.ok()) return std::move(caller.status());
+    STW_TRY(caller.value().await());
+    memory::OnHost part_here(caller.value());
     return each_chunk(tensor, residency::Access::kWrite, true, begin, part.count,
                       options.timeout_ns, [&](void *chunk, uint64_t at, uint64_t n) {
                           const char *bytes = from + (at - begin) * size;
-                          if (dtype == tensor->dtype) {
-                              std::memcpy(chunk, bytes, n * size);
-                          } else {
-                              kernels::convert(chunk, tensor->dtype, bytes, dtype, n);
-                          }
+                          if (dtype == tensor->dtype)
+                              return caller.value().copy(chunk, bytes, n * size);
+                          const void *here = nullptr;
+                          STW_TRY(part_here.bring(bytes, n * size, &here));
+                          kernels::convert(chunk, tensor->dtype, here, dtype, n);
                           return Status();
                       });
 }

@@ -3,6 +3,7 @@
 // for operations.
 #include "lib/runtime/copies/snapshots.h"
 
+#include "lib/memory/caller_memory.h"
 #include "lib/residency/core.h"
 #include "lib/runtime/addresses/addresses.h"
 #include "lib/runtime/copies/chunks.h"
@@ -32,6 +33,7 @@ SnapshotPart part_of(const RequestedRange &range)
     part.tensor = range.tensor;
     part.scratch = range.scratch;
     part.into = static_cast<char *>(range.into);
+    part.caller = range.caller;
     part.dtype = range.dtype ? range.dtype : range.tensor->dtype;
     part.from_size = range.tensor->element_bits / 8;
     part.to_size = stw_dtype_bits(part.dtype) / 8;
@@ -67,6 +69,7 @@ bool Snapshots::copy_resident(const FetchPlan &plan)
     for (RequestedRange range : plan.copied) {
         bool hit = false;
         stw_view view;
+        if (range.caller && range.caller->on_device()) break;  // a chunk at a time
         for (range.place = 0; !hit && range.place <= machine_.tiers.host(); ++range.place) {
             const memory::Tier &place = machine_.tiers[range.place];
             hit = range.byte_count > 0 && place.memory && place.cpu_access &&
@@ -356,7 +359,7 @@ void Snapshots::copy_chunk(Snapshot &work)
     }
     if (work.torn) return;
     const ViewTable::Copying copying(views_);
-    copy_elements(to, part.dtype, from, *part.tensor, work.count);
+    work.status = give_elements(part.caller, to, part.dtype, from, *part.tensor, work.count);
 }
 
 }  // namespace stepwell

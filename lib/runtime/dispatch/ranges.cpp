@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a range is asked of the core, how large its views and private buffers are, and how its
 // elements are copied.
+#include "lib/memory/caller_memory.h"
 #include "lib/runtime/dispatch/snapshot.h"
 #include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/handles/views.h"
@@ -8,6 +9,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <new>
 
 namespace stepwell {
 
@@ -65,6 +68,25 @@ void copy_elements(void *to, uint32_t dtype, const void *from, const stw_tensor 
     } else {
         kernels::convert(to, dtype, from, tensor.dtype, count);
     }
+}
+
+Status give_elements(const memory::CallerMemory *caller, void *to, uint32_t dtype, const void *from,
+                     const stw_tensor &tensor, uint64_t count)
+{
+    if (!caller || !caller->on_device()) {
+        copy_elements(to, dtype, from, tensor, count);
+        return {};
+    }
+    const uint64_t from_size = tensor.element_bits / 8;
+    if (dtype == 0 || dtype == tensor.dtype) return caller->copy(to, from, count * from_size);
+    const uint64_t bytes = count * (stw_dtype_bits(dtype) / 8);
+    const std::unique_ptr<char[]> converted(new (std::nothrow) char[bytes]);
+    if (!converted) {
+        return Status::error(STW_ERROR_MEMORY, "no memory to convert %s of %s",
+                             bytes_text(bytes).c_str(), tensor_text(tensor.name).c_str());
+    }
+    copy_elements(converted.get(), dtype, from, tensor, count);
+    return caller->copy(to, converted.get(), bytes);
 }
 
 uint64_t buffer_bytes(const ViewSlot &view)

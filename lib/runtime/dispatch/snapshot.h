@@ -22,8 +22,9 @@ struct SnapshotPart {
     residency::TensorId scratch = residency::kNone;  // the buffer it is copied to, if not `into`
     residency::PlaceId place = 0;                    // where the buffer is written
     char *into = nullptr;
-    uint32_t dtype = 0;      // of the copy
-    uint64_t from_size = 0;  // bytes of an element
+    const memory::CallerMemory *caller = nullptr;  // of `into`; null: the host's
+    uint32_t dtype = 0;                            // of the copy
+    uint64_t from_size = 0;                        // bytes of an element
     uint64_t to_size = 0;
     uint64_t begin = 0;  // elements
     uint64_t end = 0;
@@ -61,6 +62,9 @@ bool needs_copies(const FetchPlan &plan);
 // Converts elements of a tensor into `dtype`.
 void copy_elements(void *to, uint32_t dtype, const void *from, const stw_tensor &tensor,
                    uint64_t count);
+// The same, to memory of the program's; of a device's a chunk. Blocks there. DEVICE, MEMORY.
+Status give_elements(const memory::CallerMemory *caller, void *to, uint32_t dtype, const void *from,
+                     const stw_tensor &tensor, uint64_t count);
 // The access that the core is asked for on a private buffer.
 residency::Access buffer_access(uint32_t access);
 // Includes the padding of a buffer that is summed over ranks.

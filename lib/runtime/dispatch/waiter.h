@@ -19,6 +19,10 @@ namespace stepwell::observe {
 enum class Stall : uint8_t;
 }  // namespace stepwell::observe
 
+namespace stepwell::memory {
+class CallerMemory;
+}  // namespace stepwell::memory
+
 namespace stepwell {
 
 constexpr uint64_t kTimeoutDefaultNs = 300ull * 1000 * 1000 * 1000;
@@ -37,6 +41,7 @@ struct RequestedRange {
     uint32_t dtype = 0;                              // of the view; 0: the tensor's
     uint32_t index = 0;                              // of the request in its call
     void *into = nullptr;                            // the caller's memory
+    const memory::CallerMemory *caller = nullptr;    // what that is; null: the host's
 };
 
 residency::Access access_of(uint32_t access);  // STW_READ .. STW_REDUCE

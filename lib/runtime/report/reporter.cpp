@@ -64,7 +64,7 @@ Status Reporter::tier_stats(uint32_t tier, uint32_t device, stw_tier_stats *stat
         stats.remapped_bytes = shown->bytes;
         stats.remapped_ns = shown->ns;
     }
-    stats.adopted_bytes = host ? reductions_.adopted_bytes : 0;
+    stats.adopted_bytes = reductions_.adopted_at(place);
     const uint64_t kept = host ? machine_.kept_bytes() : 0;
     stats.budget_bytes = dispatch_.core.settled_budget(place) * machine_.block_bytes + kept;
     stats.used_bytes = usage.used_blocks * machine_.block_bytes + kept;

@@ -580,8 +580,15 @@ class Entries(Case):
             arrays = [entry.numpy() for entry in model.state_dict().values()]
             first = arrays[0][1:]
             seen = [[each.copy() for each in (*arrays, first)]]
+
+            @torch.no_grad()
+            def write(grad):
+                model[1][0].bias.add_(1)
+                torch.add(model[1][0].bias, 1, out=model[1][0].bias)
+            model[0].weight.register_hook(write)
             for step in range(2):
                 model(torch.full((4,), step + 1)).square().sum().backward()
+                seen.append([each.copy() for each in (*arrays, first)])
                 optimizer.step()
                 seen.append([each.copy() for each in (*arrays, first)])
                 optimizer.zero_grad()
@@ -597,7 +604,7 @@ class Entries(Case):
         for plain, ours in zip(*found):
             for one, other in zip(plain, ours):
                 self.assertTrue((one == other).all())
-        self.assertFalse((found[0][1][0] == found[0][0][0]).all())
+        self.assertFalse((found[0][2][0] == found[0][0][0]).all())
 
     def test_a_checkpoint_of_torch_is_loaded_into_the_entries(self):
         import torch.distributed.checkpoint as dcp

@@ -141,8 +141,8 @@ class Accesses:
                         self._untouch(record)
                 elif isinstance(result, torch.Tensor) or offload.serves_faults:
                     self._shown[record] = room_of(offload, [record])
-            if written:
-                offload.renew_lent()
+        if written or "out" in kwargs:
+            offload.renew_lent()
         return result
 
     def _end_shown(self) -> None:

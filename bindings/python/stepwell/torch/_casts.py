@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ._offload import Offload
 
 _LEAST = 64 << 10  # bytes of a copy that is worth it
+_PRODUCTS = (torch.nn.Linear, torch.nn.modules.conv._ConvNd)
 _is_enabled = torch.is_autocast_enabled
 _transforms = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined]
 
@@ -61,7 +62,7 @@ class Casts:
         self.found: Dict[Record, _Cast] = {}
         self._sentinel = _sentinel(offload.place.device)
         self._begun: Any = lambda: None       # refers to the sentinel's copy
-        self._tables: Optional[Set[int]] = None  # of modules that look up rows, and cast nothing
+        self._products: Optional[Set[int]] = None  # weights of modules that cast them as a whole
         self._at_begin: Dict[Record, Any] = {}  # what the parameters were changed by then
 
     def begin(self) -> None:
@@ -92,20 +93,20 @@ class Casts:
         return bool(self.found) or self._begun() is not None
 
     def _look(self, records: Iterable[Record]) -> None:
-        """Find the copies that no node saves. Where everything fits they stay as they are: to make
-        them again at each call would cost more than the call."""
-        if self._tables is None:
-            embeddings, others = set(), set()
-            for module, _ in self._offload.modules:
-                found = embeddings if isinstance(module, torch.nn.Embedding) else others
-                found.update(map(id, module.parameters(recurse=False)))
-            self._tables = embeddings - others
+        """Find the copies that no node saves. A look makes one where there is none, so it is for
+        weights that autocast converts. Where everything fits they stay as they are: to make them
+        again at each call would cost more than the call."""
+        if self._products is None:
+            self._products = {
+                id(module.weight) for module, _ in self._offload.modules
+                if isinstance(module, _PRODUCTS) or type(module).__name__ == "Conv1D"}
         dtype = torch.get_autocast_dtype(self._offload.place.device.type)
         for record in records:
             known = self.found.get(record)
-            if (record.pins == 1 and record.dtype is torch.float32 and len(record.size) > 1
+            if (record.pins == 1 and record.dtype is torch.float32
                     and record.elements * dtype.itemsize >= _LEAST
-                    and id(record.parameter) not in self._tables
+                    and record.parameter.requires_grad  # else autocast keeps no copy
+                    and id(record.parameter) in self._products
                     and (known is None or known.copy() is None)):
                 copy = _in_cache(record.parameter, dtype)
                 if copy is not None:

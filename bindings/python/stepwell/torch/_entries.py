@@ -35,8 +35,9 @@ class Snapshot:
             return None
         return record.changes, record.alias._version
 
-    def renew(self) -> None:
-        """Take the parameter's values, if they have changed."""
+    def renew(self, used: bool = True) -> None:
+        """Take the parameter's values, if they have changed. used: by an operation, which may be
+        one of a backward pass."""
         now = self._changes()
         if now is not None and now == self._seen:
             return
@@ -50,7 +51,7 @@ class Snapshot:
                 f"this entry of state_dict() is older than the last change of {record.label()}, "
                 "whose values all processes would have to collect: call state_dict() again in all "
                 "of them, or take a clone() of the entry before the change")
-        if _task() >= 0 and not torch.equal(values, self.whole):
+        if used and _task() >= 0 and not torch.equal(values, self.whole):
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified: "
                 f"{record.label()}, of which it has an entry of state_dict(), was updated or "

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple
 
 import torch
 
-from .._enums import Allow, Retain, Tier
+from .._enums import Allow, Partition, Retain, Tier
 from .._optimizer import Hyper
 from .._optimizer import Optimizer as Kernel
-from .._tensor import Policy
+from .._tensor import Policy, TensorSpec
 from ._kinds import Kind, kind_of, torch_order
 from ._lazy import Lazy
 from ._records import Record, write
@@ -41,6 +41,7 @@ class KernelSteps(Steps):
         self._lent: List[torch.Tensor] = []  # gradients in plain memory, which it reads
         self._unsure: Dict[Record, int] = {}  # without entries as yet, by their step: see look()
         self._steps = 0
+        self._agreed: Dict[Record, int] = {}  # counts of all ranks, until the next step
         self._masters: Dict[Record, torch.Tensor] = {}  # loaded, for the next update
         # The tensors that the program has assigned or loaded as states, in which torch would train.
         self._taken: Dict[Tuple[Record, str], "weakref.ref[torch.Tensor]"] = {}
@@ -142,6 +143,7 @@ class KernelSteps(Steps):
 
     def update(self, due: List[Tuple[int, Record]]) -> None:
         self._add(due)
+        self._agreed = {}
         if self._changed:
             self.settle()
         if self._masters:
@@ -191,7 +193,28 @@ class KernelSteps(Steps):
     def count(self, record: Record) -> int:
         """The number of its updates, those under way included."""
         self.finish()
-        return self.kernel.count(record.tensor) if record.group >= 0 else 0
+        own = self.kernel.count(record.tensor) if record.group >= 0 else 0
+        return own or self._agreed.get(record, 0)
+
+    def _agree(self) -> None:
+        """Ask all ranks for the counts: one without a part of a parameter has none."""
+        records = [record for _, record in self.records() if record.group >= 0]
+        if self.offload.ranks is None or not records:
+            return
+        self.finish()
+        own = torch.tensor([self.kernel.count(record.tensor) for record in records],
+                           dtype=torch.float32)
+        sums = self.offload.room(self.offload.runtime.create_many, [TensorSpec(
+            shape=2 * len(records), name="optimizer.counts", role="grad",
+            partition=Partition.REPLICATED)])[0]
+        try:
+            sums.reduce(torch.cat((own, (own > 0).float())))
+            found = torch.empty(2, len(records))
+            sums.read(found)
+        finally:
+            sums.destroy()
+        self._agreed = {record: round(total / known) for record, total, known in zip(
+            records, found[0].tolist(), found[1].tolist()) if known}
 
     def finish(self) -> None:
         """Wait for the updates under way."""
@@ -244,6 +267,7 @@ class KernelSteps(Steps):
         return MasterSource(record, self.kernel)
 
     def prepare(self) -> None:
+        self._agree()
         self.look()
         self.settle()
         self._give_masters()
@@ -344,7 +368,8 @@ class KernelSteps(Steps):
             return  # the same
         del self._taken[record, name]
         value = reference()
-        if value is not None:
+        # Over ranks all would have to collect it, and not all need have what was loaded.
+        if value is not None and self.offload.ranks is None:
             value.copy_(last)
 
     @torch.no_grad()

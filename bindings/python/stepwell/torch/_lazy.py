@@ -40,6 +40,7 @@ class Source:
     """The bytes behind lazy tensors, of a tensor in tiers or of memory that took its place."""
 
     __slots__ = ("record", "offload", "size", "stride", "dtype", "plain", "__weakref__")
+    of_all = True  # every rank has one, so that all can collect its bytes at close()
 
     def __init__(self, record: Any, size: Tuple[int, ...], stride: Tuple[int, ...],
                  dtype: torch.dtype) -> None:

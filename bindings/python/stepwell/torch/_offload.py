@@ -323,7 +323,7 @@ class Offload:
         """Arrays over entries of state_dict() get what the parameters have become."""
         if self.lent and self.ranks is None:
             for snapshot in {snapshot for snapshot, _ in list(self.lent.values())}:
-                snapshot.renew()
+                snapshot.renew(used=False)
 
     def hold(self, memory: torch.Tensor) -> None:
         """Keep memory pinned until the next mark, since its address was given out."""
@@ -337,11 +337,14 @@ class Offload:
                     f"{what} while the program has an array over {source.label()}, or its "
                     "address, which pins it: delete the array before, or make it of a clone()")
             del self.shown[tensor]
+
+    def check_lent(self) -> None:
+        """Over ranks a step raises if the program has an array over an entry."""
         for snapshot, _ in self.lent.values() if self.ranks is not None else ():
             raise RuntimeError(
-                f"{what} while the program has an array over an entry of state_dict(), of "
-                f"{snapshot.record.label()}, whose new values all processes would have to collect: "
-                "delete the array before, or make it of a clone() of the entry")
+                f"step() is called while the program has an array over an entry of state_dict(), "
+                f"of {snapshot.record.label()}, whose new values all processes would have to "
+                "collect: delete the array before, or make it of a clone() of the entry")
 
     def destroy_ended(self) -> None:
         ended, self.ended = self.ended, []
@@ -465,7 +468,8 @@ class Offload:
             record.restore()
             record.parameter.grad = gradient
         for source in list(self.sources.values()):
-            source.settle()
+            if self.ranks is None or source.of_all:
+                source.settle()
         if hasattr(self.optimizer, "_stepwell"):
             _optimizer.restore(self.optimizer)
         self.closed = True

@@ -123,6 +123,7 @@ class MasterSource(Source):
     optimizer.state, but of state_dict()."""
 
     __slots__ = ("_kernel",)
+    of_all = False
 
     def __init__(self, record: Record, kernel: Any) -> None:
         super().__init__(record, record.size, record.stride, torch.float32)
@@ -179,6 +180,7 @@ class MasterSource(Source):
                 self.record.tensor,
                 memory[info.shard_begin:info.shard_begin + info.shard_elements], scope="shard")
         self.record.changes += 1
+        self.offload.renew_lent()
 
     def settle(self) -> None:
         if self.plain is None:

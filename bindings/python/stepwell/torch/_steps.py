@@ -54,8 +54,9 @@ class Steps:
         if offload.in_backward is not None:
             offload.in_backward.check_settings()
         offload.mark()
-        if offload.shown or offload.lent:
+        if offload.shown:
             offload.check_shown("step() is called")
+        offload.check_lent()
         every = self.records()
         with _Off():
             for _, record in every:

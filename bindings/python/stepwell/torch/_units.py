@@ -106,6 +106,7 @@ class Unit:
         for record, changed in self.written:
             record.save(changed)
         self.written = []
+        self.offload.renew_lent()
 
     def reset(self) -> None:
         """End what an exception between two lines has left. Its records have no pins."""

@@ -49,6 +49,7 @@ SLOW = {
     "mutants-of-the-day": "each bug is compiled and linked by itself",
     "docs-blocks-of-the-day": "it runs programs of the pages, which train",
     "program-demo": "it trains until a plan pays, and once more in memory",
+    "torch-double-offload_device": "each kind of loop trains on the device and in plain torch",
     "python-offload": "each optimizer and option trains twice, the second time in plain torch",
     "python-offload_files": "each form of a file and of a restart trains twice",
     "python-offload_outside": "ranks are processes, each with a torch of its own",

@@ -10,7 +10,7 @@ that commit and crash for generations in lib/store and lib/collective. The tree 
 What was compiled before is used again as long as its text and all headers are the same.
 
 With --turn only some are planted: those in files that differ from upstream (tests/of_the_day.py),
-and a twelfth of all by the day, so that twelve days plant each of them. --turn DAY repeats a day's.
+and a part of all by the day, so that TURNS days plant each of them. --turn DAY repeats a day's.
 """
 import argparse
 import concurrent.futures
@@ -23,8 +23,8 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from of_the_day import TODAY, changed_files, turn  # noqa: E402
 
-TURNS = 12
-CHANGED_MAX = 12  # more mutants of changed files than these take turns too
+TURNS = 36
+CHANGED_MAX = 4  # more mutants of changed files than these take turns too
 PROGRAM_SEEDS = 2000
 RANKS_SEEDS = 100
 MANY_SEEDS = (1561, 300)  # the first and how many: a knot with an update comes once in 3000
@@ -968,7 +968,7 @@ def source_of(mutant):
 
 
 def chosen(mutants, changed, day):
-    """Those in changed files, and the day's eighth of all in the order of their judges, of which
+    """Those in changed files, and the day's part of all in the order of their judges, of which
     few are compiled then."""
     by_judge = sorted(mutants, key=lambda mutant: list(JUDGES).index(mutant[1]))
     due = turn(by_judge, day, -(-len(mutants) // TURNS))

@@ -76,7 +76,7 @@ OVERFLOW_LAYERS = (600, 1200, 2400)
 PYTHON_LIMITS_NS = {
     "python.fetch_hit": 3_000,
     "python.fetch_many": 300_000,
-    "python.add_many": 500_000_000,
+    "python.add_many": 200_000_000,
 }
 
 

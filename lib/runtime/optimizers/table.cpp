@@ -504,6 +504,7 @@ Status OptimizerTable::add_parameters(stw_optimizer *optimizer, const stw_optimi
     undone.freed_packs.reserve(size_t{n} * (update::kStatesMax + 2));
     Status status;
     try {
+        registry_.expect(uint64_t{n} * 4);
         status = take_parameters(body, entries, n);
     } catch (const std::bad_alloc &) {
         forget_states(body, states_before, undone);

@@ -360,6 +360,15 @@ Status TensorRegistry::create_tensors(const stw_tensor_spec *specs, uint32_t n,
     return status;
 }
 
+void TensorRegistry::expect(uint64_t tensors)
+{
+    MutexLock lock(dispatch_.mutex());
+    const uint64_t least = names_.size() + tensors;
+    const double room =
+        static_cast<double>(names_.bucket_count()) * static_cast<double>(names_.max_load_factor());
+    if (static_cast<double>(least) > room) names_.reserve(std::max(least, 2 * names_.size()));
+}
+
 Status TensorRegistry::destroy_tensors(stw_tensor *const *tensors, uint32_t n)
 {
     return destroy_held(tensors, n, nullptr);

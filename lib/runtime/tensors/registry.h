@@ -59,6 +59,8 @@ public:
     [[nodiscard]] residency::TensorId find_id(std::string_view name) const
         STW_EXCLUDES(runtime_lock);
     Status next_tensor(stw_tensor *previous, stw_tensor **next_out);
+    // So many more are about to be created: their names are entered without moving the others.
+    void expect(uint64_t tensors) STW_EXCLUDES(runtime_lock);
     Status tensor_info(stw_tensor *tensor, stw_tensor_info *info_out);
     Status set_policy(stw_tensor *tensor, const stw_policy &policy);
     Status freeze(stw_tensor *tensor, bool frozen);

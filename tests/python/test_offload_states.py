@@ -363,6 +363,113 @@ class State(Same):
             return [each["state"] for each in loaded[:-1]]
         self.same(lambda parameters: torch.optim.AdamW(parameters, 0.01), program)
 
+    def test_what_the_program_keeps_moves_or_puts_back_has_the_values_of_torch(self):
+        empty = functools.partial(collections.defaultdict, dict)
+
+        def of(states, o):
+            return [plain(dict(states[p])) for p in o.param_groups[0]["params"]]
+
+        def tasks(o, train, p, q):
+            states = [empty(), empty()]
+            for turn in range(4):
+                o.state = states[turn % 2]
+                train()
+            return [of(each, o) for each in states]
+
+        def put_back(o, train, p, q):
+            kept, o.state = o.state, empty()
+            train()
+            seen = of(kept, o)
+            o.state = kept
+            train()
+            return seen
+
+        def cleared(o, train, p, q):
+            kept = o.state_dict()
+            o.state.clear()
+            train()
+            seen = plain(kept["state"])
+            o.load_state_dict(kept)
+            return seen
+
+        def dicts_in_turn(o, train, p, q):
+            kept = [o.state_dict(), copy.deepcopy(o.state_dict())]
+            for turn in range(4):
+                o.load_state_dict(kept[turn % 2])
+                train()
+                kept[turn % 2] = o.state_dict()
+            return [plain(each["state"]) for each in kept]
+
+        def tensors(o, train, p, q):
+            kept = dict(o.state[p])
+            for name, value in kept.items():
+                o.state[p][name] = torch.zeros_like(value)
+            train()
+            seen = plain(dict(kept))
+            o.state[p].update(kept)
+            return seen
+
+        def swapped(o, train, p, q):
+            for name in list(o.state[p]):
+                if o.state[p][name].dim():
+                    o.state[p][name], o.state[q][name] = o.state[q][name], o.state[p][name]
+            train()
+            o.state[p], o.state[q] = o.state[q], o.state[p]
+
+        def of_old(o, train, p, q):
+            old = o.state[p]
+            o.state[p] = {name: torch.ones_like(value) for name, value in old.items()}
+            train()
+            old["mine"] = 1  # a dict of the program's
+            return plain({name: value for name, value in old.items() if name != "mine"})
+
+        def none(o, train, p, q):
+            for name in list(o.state[p]):
+                if name == "momentum_buffer":
+                    o.state[p][name] = None
+            train()
+            return sorted(map(str, o.state[p]))
+
+        def others(o, train, p, q):
+            o.state["mine"] = torch.ones(3)
+            train()
+
+        def program(use, model, optimizer):
+            steps = iter(range(100))
+
+            def train():
+                for _ in range(2):
+                    step(model, optimizer, next(steps))
+            train()
+            seen = use(optimizer, train, model[0].weight, model[2].weight)
+            train()
+            states = {at: optimizer.state[p] for at, p in enumerate(model.parameters())}
+            return [seen, plain({at: dict(each) for at, each in states.items()})]
+        for make in (lambda parameters: torch.optim.AdamW(parameters, 0.01),
+                     lambda parameters: torch.optim.RMSprop(parameters, 0.01),
+                     lambda parameters: torch.optim.SGD(parameters, 0.01, momentum=0.9)):
+            for use in (tasks, put_back, cleared, dicts_in_turn, tensors, swapped, of_old, none,
+                        others):
+                with self.subTest(make([torch.zeros(1)]), use=use.__name__):
+                    self.same(make, functools.partial(program, use))
+
+    def test_an_own_step_replaces_a_state_that_it_has_read(self):
+        class Momentum(torch.optim.Optimizer):
+            def __init__(self, parameters):
+                super().__init__(parameters, {"lr": 0.01})
+
+            @torch.no_grad()
+            def step(self):
+                for p in self.param_groups[0]["params"]:
+                    state = self.state[p]
+                    if not state:
+                        state["m"] = torch.zeros_like(p)
+                    state["m"] = 0.9 * state["m"] + p.grad
+                    p.sub_(state["m"], alpha=self.param_groups[0]["lr"])
+
+        self.same(Momentum, lambda model, optimizer: [
+            step(model, optimizer, seed) for seed in range(4)])
+
     def test_states_of_empty_parameters_are_kept_in_generations(self):
         def made(kind, directory, **options):
             model = self.model()

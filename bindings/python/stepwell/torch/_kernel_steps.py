@@ -41,6 +41,7 @@ class KernelSteps(Steps):
         self._lent: List[torch.Tensor] = []  # gradients in plain memory, which it reads
         self._unsure: Dict[Record, int] = {}  # without entries as yet, by their step: see look()
         self._steps = 0
+        self._shown_none: Dict[Record, None] = {}  # whose entries the program has set to None
         self._agreed: Dict[Record, int] = {}  # counts of all ranks, until the next step
         self._masters: Dict[Record, torch.Tensor] = {}  # loaded, for the next update
         # The tensors that the program has assigned or loaded as states, in which torch would train.
@@ -169,6 +170,8 @@ class KernelSteps(Steps):
             record.spent = record.has_gradient and not self.offload.keep_gradients
             if record.spent:
                 record.scale = 1.0
+            if self._shown_none.pop(record, 0) is None:
+                self._show(record)
             if not self.state.get(record.parameter):
                 if self.offload.ranks is None and self.offload.in_backward is None:
                     self._show(record)
@@ -317,6 +320,8 @@ class KernelSteps(Steps):
         values = dict(parts(state))
         present = [name for name in self.names if values.get(name) is not None]
         if not present:
+            if any(name in values for name in self.names):  # None until the next update
+                self._shown_none[record] = None
             if self.count(record):
                 self.kernel.set_count(record.tensor, 0)
                 for own in self.names.values():
@@ -343,14 +348,15 @@ class KernelSteps(Steps):
             self._take(record, name, value)
             state.show(name, self._lazy(record, name, own))
         step = values.get("step", max(1, self.kernel.count(record.tensor)))
-        if not isinstance(step, Lazy):
+        if not isinstance(step, Lazy) or step._source.plain is not None:
             self.kernel.set_count(record.tensor, whole(step, record))
             self._take(record, "step", step)
-        if self.counts and not isinstance(step, Lazy):
-            state.show("step", CountSource(self, record).lazy())
+            if self.counts:
+                state.show("step", CountSource(self, record).lazy())
 
     def _take(self, record: Record, name: str, value: Any) -> None:
-        if isinstance(value, torch.Tensor) and not isinstance(value, Lazy) and (
+        own = not isinstance(value, Lazy) or value._source.plain is not None
+        if isinstance(value, torch.Tensor) and own and (
                 value.device == self.offload.place.device or not value.dim()):
             self._taken[record, name] = weakref.ref(value)
 

@@ -84,7 +84,7 @@ class Streamed:
     @state.setter
     def state(self, values: Any) -> None:
         self._stepwell.look()
-        self._stepwell.state.replace(values)
+        self._stepwell.replace_state(values)
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         steps = self._stepwell

@@ -138,6 +138,10 @@ class OwnSteps(Steps):
             if self._leave(self._assigned[last], last[1]):
                 del self._assigned[last]
 
+    def forget_state(self, state: ParameterState) -> None:
+        for key in [key for key in self._assigned if key[0] == id(state)]:
+            del self._assigned[key]
+
     def settle(self) -> None:
         for (key, name), state in list(self._assigned.items()):
             if self._leave(state, name):
@@ -184,6 +188,9 @@ class OwnSteps(Steps):
     def _source(self, record: Record, full: str, name: str, size: Tuple[int, ...],
                 stride: Tuple[int, ...], dtype: torch.dtype) -> StateSource:
         self.offload.destroy_ended()
+        if self.offload.ended and self.offload.window is not None:
+            self.offload.window.end()  # it had the value that this one replaces
+            self.offload.destroy_ended()
         elements = 1
         for each in size:
             elements *= each

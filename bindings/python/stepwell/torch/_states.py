@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import collections
 import copy
-from typing import Any, Dict, Iterable, Optional, Set, Tuple
+import weakref
+from typing import Any, Dict, Iterable, List, Optional, Set, Tuple
 
 import torch
 
@@ -187,8 +188,24 @@ class MasterSource(Source):
             self.plain = self.memory(False, False)
 
 
+def _places(state: Dict[Any, Any], *names: Any) -> List["weakref.ref[Source]"]:
+    """The sources of entries that are about to go, but for those with a tensor of their own."""
+    entries = (dict.get(state, name) for name in names)
+    return [weakref.ref(value._source) for value in entries
+            if isinstance(value, Lazy) and not getattr(value._source, "owned", False)]
+
+
+def _keep(places: List["weakref.ref[Source]"]) -> None:
+    """What the program still has of entries that have gone keeps its values."""
+    for place in places:
+        source = place()
+        if source is not None:
+            source.settle()
+
+
 class ParameterState(Dict[Any, Any]):
-    """optimizer.state[p]. Its Steps are told what is assigned and what is removed."""
+    """optimizer.state[p]. Its Steps are told what is assigned and what is removed; None: another
+    one has taken its place, and it is a dict of the program's with the values of then."""
 
     __slots__ = ("_steps", "record")
 
@@ -197,24 +214,40 @@ class ParameterState(Dict[Any, Any]):
         self._steps = steps
         self.record = record
 
+    def leave(self) -> List["weakref.ref[Source]"]:
+        """Another one takes its place. Returns what _keep() is for, without a reference to it."""
+        if self._steps is not None:
+            self._steps.forget_state(self)
+        self._steps = None
+        return _places(self, *self)
+
     def show(self, name: str, value: Any) -> None:
         """Set an entry without telling the Steps."""
         super().__setitem__(name, value)
 
     def __getitem__(self, name: Any) -> Any:
-        self._steps.read_state(self, name)
+        if self._steps is not None:
+            self._steps.read_state(self, name)
         return super().__getitem__(name)
 
     def get(self, name: Any, default: Any = None) -> Any:
         return self[name] if name in self else default
 
     def __setitem__(self, name: Any, value: Any) -> None:
+        if self._steps is None or dict.get(self, name) is value:
+            super().__setitem__(name, value)
+            return
+        places = _places(self, name)
         super().__setitem__(name, value)
+        _keep(places)
         self._steps.state_set(self, name)
 
     def __delitem__(self, name: Any) -> None:
+        places = [] if self._steps is None else _places(self, name)
         super().__delitem__(name)
-        self._steps.state_set(self, name)
+        _keep(places)
+        if self._steps is not None:
+            self._steps.state_set(self, name)
 
     def setdefault(self, name: Any, default: Any = None) -> Any:
         if name not in self:
@@ -264,17 +297,27 @@ class States(collections.defaultdict):  # type: ignore[type-arg]
     def __init__(self, steps: Any) -> None:
         super().__init__(dict)
         self._steps = steps
+        self.given: Optional[Dict[Any, Any]] = None  # of the program's, with the same entries
         self._arranged: Set[int] = set()
 
+    def leave(self) -> None:
+        """Another one takes its place, and it is the program's."""
+        self._steps = None
+
     def _made(self, parameter: Any) -> Any:
-        record = self._steps.record_of(parameter)
+        record = None if self._steps is None else self._steps.record_of(parameter)
         made = {} if record is None else ParameterState(self._steps, record)
-        super().__setitem__(parameter, made)
+        self._put(parameter, made)
         return made
+
+    def _put(self, parameter: Any, state: Any) -> None:
+        super().__setitem__(parameter, state)
+        if self.given is not None:
+            dict.__setitem__(self.given, parameter, state)
 
     def __missing__(self, parameter: Any) -> Any:
         made = self._made(parameter)
-        if self._steps.offload.window is None:  # the program asks, and no step
+        if self._steps is None or self._steps.offload.window is None:  # the program, and no step
             self._arranged.add(id(parameter))
         return made
 
@@ -285,22 +328,44 @@ class States(collections.defaultdict):  # type: ignore[type-arg]
         return super().__getitem__(record.parameter)  # type: ignore[no-any-return]
 
     def __setitem__(self, parameter: Any, values: Any) -> None:
-        if self._steps.record_of(parameter) is None:
-            super().__setitem__(parameter, values)
+        if self._steps is None or self._steps.record_of(parameter) is None:
+            self._put(parameter, values)
             return
-        state = self[parameter]
-        if values is state:
+        if dict.get(self, parameter) is values:
             return
-        for name in [name for name in state if name not in values]:
-            del state[name]
-        state.update(values)
+        given = dict(dict.items(values))  # before what it may be taken from changes
+        names, places = self._leave(parameter)
+        state = self._made(parameter)
+        self._arranged.add(id(parameter))
+        for name, value in given.items():
+            dict.__setitem__(state, name, value)
+        del given
+        _keep(places)
+        for name in dict.fromkeys((*names, *state)):
+            self._steps.state_set(state, name)
 
     def __delitem__(self, parameter: Any) -> None:
-        state = self[parameter] if parameter in self else None
-        if isinstance(state, ParameterState):
-            state.clear()
+        record = None if self._steps is None else self._steps.record_of(parameter)
+        names, places = self._leave(parameter)
         super().__delitem__(parameter)
+        if self.given is not None:
+            dict.pop(self.given, parameter, None)
         self._arranged.discard(id(parameter))
+        _keep(places)
+        if record is not None:
+            nothing = ParameterState(self._steps, record)
+            for name in names:
+                self._steps.state_set(nothing, name)
+
+    def _leave(self, parameter: Any) -> Tuple[List[Any], List["weakref.ref[Source]"]]:
+        """The entry goes: its names, and what _keep() is for once no reference is left here."""
+        state = dict.get(self, parameter)
+        if self._steps is None or not isinstance(state, ParameterState):
+            return [], []
+        names, places = list(state), state.leave()
+        if parameter in self:
+            dict.__setitem__(self, parameter, None)
+        return names, places
 
     def pop(self, parameter: Any, *default: Any) -> Any:
         if parameter not in self and default:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import weakref
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Set, Tuple
 
 import torch
@@ -104,6 +105,30 @@ class Steps:
         """The program has assigned an entry, or removed it."""
         raise NotImplementedError
 
+    def forget_state(self, state: ParameterState) -> None:
+        """It is no entry of optimizer.state any more."""
+
+    def replace_state(self, values: Any) -> None:
+        """The program assigns optimizer.state. What was it until now, and the dict that the program
+        had given for it, keep their entries; the dict that it gives now has those of the new one,
+        as in torch, where it is optimizer.state itself."""
+        if values is self.state:
+            return
+        new = States(self)
+        dict.update(new, self.state)
+        new._arranged = set(self.state._arranged)
+        before = weakref.ref(self.state)
+        self.state.given = None  # it lives on if the program has it
+        self.state = new
+        new.replace(values)
+        last = before()
+        if last is not None:
+            last.leave()
+        if isinstance(values, dict):
+            new.given = values
+            for parameter, state in dict.items(new):
+                dict.__setitem__(values, parameter, state)
+
     def settle(self) -> None:
         """Move what the program has assigned to tiers."""
         raise NotImplementedError
@@ -146,8 +171,8 @@ def in_memory(states: States) -> Any:
     """The mapping as torch has it, after close()."""
     found: Any = collections.defaultdict(dict)
     for parameter, state in states.items():
-        found[parameter] = {
-            name: _settled(value) for name, value in parts(state)}
+        found[parameter] = ({name: _settled(value) for name, value in parts(state)}
+                            if isinstance(state, dict) else state)
     return found
 
 

@@ -62,14 +62,12 @@ public:
     // Whether this pool handed it out and it is in use.
     [[nodiscard]] bool is_live(const T *object) const
     {
-        for (uint32_t segment = 0; segment < kSegmentsMax; ++segment) {
-            const auto *base = bases_[segment].load(std::memory_order_acquire);
-            if (!base) return false;
-            const auto offset =
-                reinterpret_cast<uintptr_t>(object) - reinterpret_cast<uintptr_t>(base);
-            if (offset >= objects_in(segment) * sizeof(T)) continue;
-            return offset % sizeof(T) == 0 && object->tag.load(std::memory_order_acquire) == tag_;
-        }
+        bool found = false;
+        // Most programs have no more than the first one holds.
+        if (is_in(0, object, &found)) [[likely]]
+            return found;
+        for (uint32_t segment = 1; segment < kSegmentsMax; ++segment)
+            if (is_in(segment, object, &found)) return found;
         return false;
     }
 
@@ -97,6 +95,17 @@ private:
 
     static constexpr uint64_t bytes_in(uint32_t segment) { return kFirstBytes << segment; }
     static constexpr uint64_t objects_in(uint32_t segment) { return bytes_in(segment) / sizeof(T); }
+
+    // Whether the address is in that segment, or in none that follows; then, whether it is live.
+    bool is_in(uint32_t segment, const T *object, bool *live_out) const
+    {
+        const auto *base = bases_[segment].load(std::memory_order_acquire);
+        if (!base) return true;
+        const auto offset = reinterpret_cast<uintptr_t>(object) - reinterpret_cast<uintptr_t>(base);
+        if (offset >= objects_in(segment) * sizeof(T)) return false;
+        *live_out = offset % sizeof(T) == 0 && object->tag.load(std::memory_order_acquire) == tag_;
+        return true;
+    }
 
     // Null where there are as many as there may be.
     T *make() STW_REQUIRES(mutex_)

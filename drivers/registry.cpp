@@ -320,7 +320,7 @@ stw_status check(const stw_memory_ops *table, stw_driver_error *error_out)
     if (ops.check_memory != nullptr && streams == 0)
         return fail(error_out, STW_ERROR_INVALID, {},
                     "The driver '%s' announces STW_MEMORY_COPIES_OTHERS and not "
-                    "STW_MEMORY_STREAMS, whose marks the copies come behind.",
+                    "STW_MEMORY_STREAMS, and the copies are ordered by its marks.",
                     ops.name);
     if (const stw_status status = check_protect(ops, error_out)) return status;
     return check_shrink(ops, (ops.capabilities & STW_MEMORY_CAN_SHRINK) != 0, error_out);

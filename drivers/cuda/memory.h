@@ -55,7 +55,7 @@ public:
 
 private:
     DeviceMemory() = default;
-    // Of this device, the arena's or not. The driver API is asked.
+    // Whether it is memory of this device, in the arena or outside: calls the driver API.
     bool is_on_device(const void *pointer) const;
     bool is_here(const void *pointer) const
     {

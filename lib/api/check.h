@@ -65,7 +65,7 @@ Status check_output(const void *output, size_t smallest, const char *name);
 Status check_flags(uint32_t flags, uint32_t known, const char *name);
 // Memory of the caller that a copy or a sum uses: of the host, ready before the call.
 Status check_host_memory(const stw_tensor *tensor, uint32_t tier, uint32_t device, void *stream);
-// Of a device as well, which the copy itself looks at.
+// As check_host_memory, and allows memory of a device: whether it is one's, the copy checks.
 Status check_memory(const stw_tensor *tensor, uint32_t tier, uint32_t device, void *stream);
 // The options of a copy, or their defaults where `from` is null.
 Status take_copy(const stw_tensor *tensor, const stw_copy_options *from, stw_copy_options *options);

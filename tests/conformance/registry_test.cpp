@@ -108,7 +108,7 @@ TEST(Registry, LyingTableIsRefused)
     expect_refused(memory, "announces STW_MEMORY_COPIES_OTHERS and lacks");
     memory.check_memory = [](stw_memory *, const void *, uint64_t,
                              stw_driver_error *) -> stw_status { return STW_OK; };
-    expect_refused(memory, "whose marks the copies come behind");
+    expect_refused(memory, "the copies are ordered by its marks");
     memory = *memory_driver("cpu");
     memory.map_as = nullptr;
     expect_refused(memory, "announces STW_MEMORY_CAN_PROTECT and lacks");

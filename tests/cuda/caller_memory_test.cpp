@@ -42,17 +42,9 @@ protected:
         options.dtype = dtype;
         return options;
     }
-    stw_tensor *make_float(const char *name, uint64_t elements, uint32_t dtype)
+    stw_tensor *make_float(const std::string &name, uint64_t elements, uint32_t dtype)
     {
-        stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
-        spec.name = name;
-        spec.dtype = dtype;
-        spec.role = STW_ROLE_GRAD;
-        spec.dimensions = 1;
-        spec.shape[0] = elements;
-        stw_tensor *tensor = nullptr;
-        EXPECT_OK(stw_tensor_create(runtime_, &spec, 1, &tensor));
-        return tensor;
+        return create(name, elements, dtype, STW_ROLE_GRAD);
     }
     static void *at(uint64_t address) { return reinterpret_cast<void *>(address); }
     // Host memory in the program's memory of the device, for a stream.
@@ -120,8 +112,8 @@ TEST_F(CallerMemory, ConversionsAndSumsHaveTheBitsOfHostMemory)
     for (const uint32_t dtype : {STW_F32, STW_BF16, STW_F16}) {
         SCOPED_TRACE(testing::Message() << "dtype " << dtype);
         const std::string name = std::to_string(dtype);
-        stw_tensor *ours = make_float(("ours" + name).c_str(), kElements, dtype);
-        stw_tensor *plain = make_float(("plain" + name).c_str(), kElements, dtype);
+        stw_tensor *ours = make_float("ours" + name, kElements, dtype);
+        stw_tensor *plain = make_float("plain" + name, kElements, dtype);
         const uint64_t bytes = kElements * stw_dtype_bits(dtype) / 8;
         const uint64_t memory = allocate(kElements * 4);
         void *stream = streams_[0];
@@ -146,7 +138,7 @@ TEST_F(CallerMemory, ConversionsAndSumsHaveTheBitsOfHostMemory)
                 } loan{memory};
                 const auto end = [](void *user) { ++static_cast<Loan *>(user)->freed; };
                 ASSERT_OK(stw_reduce_adopt(ours, at(memory), &sum, end, &loan));
-                (void)bytes_of(ours, bytes);  // comes behind it
+                (void)bytes_of(ours, bytes);  // waits for the sum
                 ASSERT_OK(stw_runtime_drain(runtime_, 0));
                 EXPECT_EQ(loan.freed, 1);
             } else {
@@ -163,7 +155,7 @@ TEST_F(CallerMemory, ConversionsAndSumsHaveTheBitsOfHostMemory)
         std::vector<float> expected(kElements);
         copy = STW_COPY_OPTIONS_INIT, copy.dtype = STW_F32;
         ASSERT_OK(stw_tensor_read(plain, expected.data(), &copy));
-        stw_tensor *again = make_float(("again" + name).c_str(), kElements, STW_F32);
+        stw_tensor *again = make_float("again" + name, kElements, STW_F32);
         copy = from_device(STW_STREAM_SYNCED);
         ASSERT_OK(stw_tensor_write(again, at(back), &copy));
         const std::vector<uint8_t> read = bytes_of(again, kElements * 4);
@@ -249,7 +241,7 @@ TEST_F(CallerMemory, WhatIsNoSuchMemoryIsRefusedWithTheWayOut)
     EXPECT_REFUSED(stw_tensor_fill(tensor, 0, &options), STW_ERROR_UNSUPPORTED,
                    "host memory alone");
     expect_all(tensor, 1000, 0);
-    // A stream that records a graph has no point to come behind.
+    // A stream that records a graph cannot be marked.
     stw_double_capture(streams_[1], 1);
     options.stream = streams_[1];
     EXPECT_REFUSED(stw_tensor_write(tensor, at(memory), &options), STW_ERROR_INVALID, "graph");

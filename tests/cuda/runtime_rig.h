@@ -159,17 +159,24 @@ protected:
         EXPECT_EQ(stw_double_leaks(text, sizeof text), 0u) << text;
     }
 
-    stw_tensor *make(const std::string &name, uint64_t elements, uint32_t flags = 0)
+    // Without contents.
+    stw_tensor *create(const std::string &name, uint64_t elements, uint32_t dtype, uint32_t role,
+                       uint32_t flags = 0)
     {
         stw_tensor_spec spec = STW_TENSOR_SPEC_INIT;
         spec.name = name.c_str();
         spec.flags = flags;
-        spec.dtype = STW_I32;
-        spec.role = STW_ROLE_PARAM;
+        spec.dtype = dtype;
+        spec.role = role;
         spec.dimensions = 1;
         spec.shape[0] = elements;
         stw_tensor *tensor = nullptr;
         EXPECT_OK(stw_tensor_create(runtime_, &spec, 1, &tensor));
+        return tensor;
+    }
+    stw_tensor *make(const std::string &name, uint64_t elements, uint32_t flags = 0)
+    {
+        stw_tensor *tensor = create(name, elements, STW_I32, STW_ROLE_PARAM, flags);
         if (tensor == nullptr) return nullptr;
         const std::vector<uint32_t> zeros(elements);
         EXPECT_OK(stw_tensor_write(tensor, zeros.data(), nullptr));

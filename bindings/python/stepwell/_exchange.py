@@ -59,7 +59,7 @@ def _capsule_of(source: Any) -> Any:
         source = source.detach()  # PyTorch exports no tensor that requires a gradient
     asked: Dict[str, Any] = {}
     if getattr(source, "__dlpack_device__", lambda: (1, 0))()[0] == _CUDA:
-        asked["stream"] = 1  # the legacy default one comes behind the work on it
+        asked["stream"] = 1  # the exporter orders the legacy default stream after its work
     try:
         return source.__dlpack__(max_version=(1, 1), **asked)
     except TypeError:  # a library with only the legacy form

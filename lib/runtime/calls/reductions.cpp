@@ -275,7 +275,7 @@ Status Reductions::reduce_over_ranks(stw_tensor *gradient, const void *local,
     plan.step = recorder_.current_step();
     plan.timeout_ns = options.timeout_ns;
     plan.flags = STW_FETCH_WAIT_ROOM;
-    plan.stream = STW_STREAM_SYNCED;  // the CPU adds, or nobody
+    plan.stream = STW_STREAM_SYNCED;  // no stream uses the view
     stw_view view;
     STW_TRY(fetches_.fetch(std::move(plan), &view));
     if (local && range.element_count > 0) {

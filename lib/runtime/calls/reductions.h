@@ -60,7 +60,7 @@ public:
     Status adopt(stw_tensor *gradient, const void *local, const stw_reduce_options &options,
                  stw_deleter_fn deleter, void *user);
 
-    // Of stw_reduce_adopt(), memory at that place that is not given back yet.
+    // The bytes at that place that stw_reduce_adopt() holds: their deleters have not run yet.
     [[nodiscard]] uint64_t adopted_at(residency::PlaceId place) const STW_REQUIRES(runtime_lock);
     // The memory of a contribution was given back.
     void give_adopted(const memory::CallerMemory &memory, uint64_t bytes);

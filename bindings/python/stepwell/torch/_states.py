@@ -204,8 +204,9 @@ def _keep(places: List["weakref.ref[Source]"]) -> None:
 
 
 class ParameterState(Dict[Any, Any]):
-    """optimizer.state[p]. Its Steps are told what is assigned and what is removed; None: another
-    one has taken its place, and it is a dict of the program's with the values of then."""
+    """optimizer.state[p]. Its Steps are told what is assigned and what is removed. Once another
+    object has taken its place it has no Steps, and is a dict of the program's with the values
+    that it had until then."""
 
     __slots__ = ("_steps", "record")
 

@@ -3,7 +3,7 @@
 
 usage: blocks.py --build DIR --library FILE --cc PROGRAM --cxx PROGRAM [--sanitize NAME]
                  [--turn [DAY] | PAGE ...]
-With --turn the pages are those that changed and an eighth of all, other ones each day.
+With --turn the pages are those that changed and a twelfth of all, other ones each day.
 Output: TAP. With a sanitizer C and C++ alone run: nothing else starts with its runtime.
 
 A block of text is a picture or a sample. C, C++, Python and shell run, the blocks of one page in
@@ -31,7 +31,7 @@ import pages
 sys.path.insert(0, str(pages.ROOT / "tests"))
 from of_the_day import TODAY, changed_files, turn  # noqa: E402
 
-TURNS = 8
+TURNS = 12
 NOTES = {"not run", "file", "run in", "smaller", "needs"}
 LANGUAGES = {"c", "cpp", "python", "sh"}
 FRAGMENTS = pathlib.Path(__file__).resolve().parent / "fragments"

@@ -506,7 +506,9 @@ class Refusals(Case):
         for device, error, words in (
             ("xpu", ValueError, "device='xpu': a model computes on cpu or cuda or late"),
             ("meta", ValueError, "device='meta': a model computes on"),
-            ("late:1", RuntimeError, "invalid device ordinal 1"),
+            ("late:1", RuntimeError,
+             "device='late:1': PyTorch .* cannot use it here: .*invalid device ordinal 1.*count"),
+            ("cuda:99", RuntimeError, "device='cuda:99': PyTorch .* cannot use it here: "),
             ("nonsense", RuntimeError, "nonsense"),
             (True, TypeError, "bool"),
         ):

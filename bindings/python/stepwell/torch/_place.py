@@ -146,7 +146,13 @@ def device_of(given: DeviceLike) -> torch.device:
     wanted = torch.device(given)
     if wanted.type not in KINDS:
         raise ValueError(f"device='{wanted}': a model computes on {' or '.join(KINDS)}")
-    return torch.empty(0, device=wanted).device
+    try:
+        return torch.empty(0, device=wanted).device
+    except (AssertionError, RuntimeError) as error:
+        raise RuntimeError(
+            f"device='{wanted}': PyTorch {torch.__version__} cannot use it here: "
+            f"{str(error).splitlines()[0]}; torch.accelerator.device_count() says how many devices "
+            "this process sees, and without device= the model computes where it is") from error
 
 
 HOST = Place(torch.device("cpu"))

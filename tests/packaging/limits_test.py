@@ -32,7 +32,7 @@ class Limits(unittest.TestCase):
     def test_a_reason_is_enough_for_one_test_and_not_for_all_of_them(self):
         self.assertEqual(late(python_offload=600), ([], ""))
         failed, _ = late(python_offload=summary.ALL_TESTS_CPU_S * summary.MARGIN + 1)
-        self.assertRegex(failed[0], "the tests computed for 1401 s of the 700")
+        self.assertRegex(failed[0], "the tests computed for 1801 s of the 900")
 
 
 class Timed(unittest.TestCase):

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""offload(update_in_backward=True): the bits of plain PyTorch, and what cannot go with it.
+"""offload(update_in_backward=True), and what updates compute with: the bits of plain PyTorch, and
+what is refused.
 
 Skipped where PyTorch is not installed.
 """
 import unittest
 
 import support
-from test_offload import BLOCK, HAS_TORCH, Run, own_steps, stack_loss
+from test_offload import BLOCK, HAS_TORCH, Run, offload, own_steps, stack_loss
 
 if HAS_TORCH:
     import torch
@@ -265,6 +266,93 @@ class InBackward(unittest.TestCase):
         self.assertEqual(counts, {2, 3} if any(large) else {2})
         found = [run.step(seed, stack_loss) for seed in range(4, 8)]
         self.assertTrue(all(torch.isfinite(torch.tensor(found))))
+
+
+@unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")
+class Numbers(unittest.TestCase):
+    """What an update computes with: as torch does, or refused where it is written."""
+
+    def states(self, optimizer, budget, steps=4, **options):
+        with Run(Stack, optimizer, budget, **options) as run:
+            for seed in range(steps):
+                run.step(seed, stack_loss)
+            return [{name: value.clone() for name, value in run.optimizer.state[p].items()}
+                    | {"weight": p.detach().clone()} for p in run.model.parameters()]
+
+    def same(self, optimizer, **options):
+        pairs = zip(self.states(optimizer, None), self.states(optimizer, 24, **options))
+        for at, (plain, tiers) in enumerate(pairs):
+            self.assertEqual(list(plain), list(tiers))
+            for name, value in plain.items():
+                with self.subTest(parameter=at, state=name):
+                    self.assertEqual(value.dtype, tiers[name].dtype)
+                    self.assertTrue((value == tiers[name]).all())
+
+    def test_tensors_as_decay_and_dampening_have_the_bits_of_plain_torch(self):
+        # 1 - 0.01 * 0.347 differs in fp32 and in double.
+        decay = next(x for x in (torch.tensor(k / 1000) for k in range(1, 4000))
+                     if (1 - 0.01 * x).item() != torch.tensor(1 - 0.01 * x.item()).item())
+        self.same(lambda p: torch.optim.AdamW(p, 0.01, weight_decay=decay))
+        self.same(lambda p: torch.optim.SGD(p, 0.01, momentum=0.9,
+                                            dampening=torch.tensor(0.347)))
+
+    def test_tensors_that_are_set_later_are_refused(self):
+        with Run(Stack, adamw, 24) as run:
+            run.optimizer.param_groups[0]["betas"] = [torch.tensor(0.9), torch.tensor(0.999)]
+            with self.assertRaisesRegex(RuntimeError, "tensors as hyper-parameters"):
+                run.step(0, stack_loss)
+
+    def test_counts_have_the_default_dtype(self):
+        def wide(parameters):
+            torch.set_default_dtype(torch.float64)
+            return torch.optim.AdamW(parameters, 0.01)
+        self.addCleanup(torch.set_default_dtype, torch.get_default_dtype())
+
+        def loss(model):
+            return model(torch.ones(4, 128, dtype=torch.float32)).square().mean()
+        counts = []
+        for budget in (None, 24):
+            torch.set_default_dtype(torch.float32)
+            with Run(lambda: nn.Sequential(nn.Linear(128, 128), nn.Linear(128, 128)), wide,
+                     budget) as run:
+                run.step(0, loss)
+                counts.append([run.optimizer.state[p]["step"].clone()
+                               for p in run.model.parameters()])
+        self.assertEqual(counts[0], counts[1])
+        self.assertEqual({count.dtype for count in counts[1]}, {torch.float64})
+
+    def test_flushed_denormals_are_refused_by_kernels(self):
+        self.addCleanup(torch.set_flush_denormal, False)
+        with Run(Stack, adamw, 24) as run, Run(Stack, adamw, None) as plain:
+            run.step(0, stack_loss)
+            plain.step(0, stack_loss)
+            if not torch.set_flush_denormal(True):
+                self.skipTest("this processor does not flush them")
+            with self.assertRaisesRegex(RuntimeError, r"set_flush_denormal\(False\) before"):
+                run.step(1, stack_loss)
+            torch.set_flush_denormal(False)
+            run.optimizer.zero_grad()
+            self.assertEqual(run.step(1, stack_loss), plain.step(1, stack_loss))
+
+    def test_a_gradient_over_a_parameter_is_refused(self):
+        with Run(Stack, adamw, 24) as run, Run(Stack, adamw, None) as plain:
+            weights = [layer[1].weight for layer in list(run.model.layers)[:2]]
+            for other in weights:
+                stack_loss(run.model).backward()
+                weights[0].grad = other.data
+                with self.assertRaisesRegex(RuntimeError, r"shares the memory of .* clone\(\)"):
+                    run.optimizer.step()
+                run.optimizer.zero_grad()
+            self.assertEqual(run.step(0, stack_loss), plain.step(0, stack_loss))
+
+    def test_torch_optims_own_code_runs_in_backward(self):
+        self.same(lambda p: torch.optim.Adafactor(p, 0.01), update_in_backward=True)
+
+    def test_a_buffer_over_a_parameter_is_refused(self):
+        model = nn.Sequential(nn.Linear(8, 8))
+        model.register_buffer("alias", model[0].weight.detach())
+        with self.assertRaisesRegex(ValueError, "buffer 'alias' and parameter '0.weight' share"):
+            offload(model, None, 24, ".")
 
 
 if __name__ == "__main__":

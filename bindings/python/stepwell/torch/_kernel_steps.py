@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _THERE = Policy(home=Tier.DEVICE, retention=Retain.KEEP)
 _STAYS = Policy(home=Tier.DEVICE, allowed_tiers=Allow.DEVICE)
+_DENORMAL = 5e-324  # 0.0 where they are flushed
 MASTER = "master_param"  # the name in state_dict() of a 16-bit parameter's fp32 master
 
 
@@ -142,7 +143,24 @@ class KernelSteps(Steps):
             offload.end_step()
         return loss
 
+    def _own_gradient(self, record: Record) -> Optional[torch.Tensor]:
+        """A gradient that the program has set."""
+        own = record.own_gradient()
+        other = None if own is None else self.offload.by_address.get(
+            own.untyped_storage().data_ptr())
+        if other is not None:
+            raise RuntimeError(
+                f"the gradient of {record.label()} shares the memory of {other.label()}, and an "
+                "update in tiers writes parameters while it reads gradients: set .grad to a "
+                "clone()")
+        return own
+
     def update(self, due: List[Tuple[int, Record]]) -> None:
+        if _DENORMAL == 0.0:
+            raise RuntimeError(
+                "torch.set_flush_denormal(True) takes numbers below 1.2e-38 for zeros in this "
+                f"thread, and the kernel that steps {self.before.__name__} keeps them: call "
+                "torch.set_flush_denormal(False) before step()")
         self._add(due)
         self._agreed = {}
         if self._changed:
@@ -157,7 +175,7 @@ class KernelSteps(Steps):
             keep = self.offload.keep_gradients or record.keeps  # if its tensor keeps its memory
             alike.setdefault((last, keep, record.scale), []).append(record)
         for (_, keep, scale), records in sorted(alike.items(), key=lambda pair: pair[0][0]):
-            own = [record.own_gradient() for record in records]
+            own = [self._own_gradient(record) for record in records]
             if not self.offload.place.lends_gradients:
                 own = [None if grad is None else grad.cpu() for grad in own]
             self._lent += [grad for grad in own if grad is not None]

@@ -64,8 +64,9 @@ def kind_of(optimizer: torch.optim.Optimizer, own: Any = None) -> Optional[Kind]
             return None
         if group.get("initial_accumulator_value"):
             return None
-        if own is not torch.optim.SGD and any(
-                isinstance(value, torch.Tensor) for name in ("lr", "betas", "eps", "lr_decay")
+        if any(isinstance(value, torch.Tensor) for name in (
+                ("dampening",) if own is torch.optim.SGD
+                else ("lr", "betas", "eps", "lr_decay", "weight_decay"))
                 for value in _numbers(group.get(name))):
             return None  # torch computes with them in fp32
     if own is torch.optim.SGD:
@@ -76,7 +77,7 @@ def kind_of(optimizer: torch.optim.Optimizer, own: Any = None) -> Optional[Kind]
 
 
 def _numbers(value: Any) -> Any:
-    return value if isinstance(value, tuple) else (value,)
+    return value if isinstance(value, (tuple, list)) else (value,)
 
 
 def torch_order(optimizer: torch.optim.Optimizer) -> bool:

@@ -74,13 +74,20 @@ def checked(model: torch.nn.Module, made: Any = None,
                             f"{found[0][1].device}, and one offload() is for one device: move the "
                             "model to one of them, or offload its parts one by one")
         address = parameter.untyped_storage().data_ptr()
-        if address and parameter.numel() and address in storages:
+        if address in storages:
             raise ValueError(f"{what} and '{storages[address]}' share memory and are not one "
                              "Parameter; tie them by assigning one object to both modules")
-        storages[address] = name
+        if address and parameter.numel():
+            storages[address] = name
         found.append((name, parameter))
     if not found:
         raise ValueError("the model has no parameters")
+    for name, buffer in model.named_buffers():
+        shared = None if buffer.layout != torch.strided else storages.get(
+            buffer.untyped_storage().data_ptr())
+        if shared is not None and buffer.numel():
+            raise ValueError(f"buffer '{name}' and parameter '{shared}' share memory, and the "
+                             "parameter leaves it: register a clone() of it, or read the parameter")
     return found
 
 
@@ -112,7 +119,7 @@ def check_updates(optimizer: Optional[torch.optim.Optimizer], keep_gradients: bo
     if update_in_backward and optimizer is None:
         raise ValueError("update_in_backward=True needs the optimizer: give it to offload()")
     if (update_in_backward and optimizer is not None and _kinds.kind_of(optimizer) is None
-            and not type(optimizer).__module__.startswith("torch.optim.")):
+            and not f"{type(optimizer).__module__}.".startswith("torch.optim.")):
         raise ValueError(
             f"update_in_backward=True runs an optimizer for one parameter after the other, and "
             f"{type(optimizer).__name__} is no class of torch.optim, whose code does nothing for "

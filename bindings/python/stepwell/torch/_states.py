@@ -95,7 +95,9 @@ class CountSource(Source):
     __slots__ = ("_steps",)
 
     def __init__(self, steps: Any, record: Record) -> None:
-        super().__init__(record, (), (), torch.float32)
+        # As torch makes it, by the default of the moment.
+        wide = torch.get_default_dtype() == torch.float64
+        super().__init__(record, (), (), torch.float64 if wide else torch.float32)
         self._steps = steps
 
     tensor = None
@@ -107,7 +109,7 @@ class CountSource(Source):
     def memory(self, write: bool, whole: bool) -> torch.Tensor:
         if self.plain is not None:
             return self.plain
-        return torch.tensor(float(self._steps.count(self.record)), device=self.device)
+        return self._value()
 
     def used(self, memory: torch.Tensor, result: Any, wrote: bool) -> None:
         if wrote and self.plain is None:
@@ -115,8 +117,11 @@ class CountSource(Source):
 
     def settle(self) -> None:
         if self.plain is None:
-            self.plain = torch.tensor(float(self._steps.count(self.record)),
-                                      device=self.device)
+            self.plain = self._value()
+
+    def _value(self) -> torch.Tensor:
+        return torch.tensor(float(self._steps.count(self.record)), dtype=self.dtype,
+                            device=self.device)
 
 
 class MasterSource(Source):

@@ -4,6 +4,7 @@ what is refused.
 
 Skipped where PyTorch is not installed.
 """
+import itertools
 import unittest
 
 import support
@@ -347,6 +348,51 @@ class Numbers(unittest.TestCase):
 
     def test_torch_optims_own_code_runs_in_backward(self):
         self.same(lambda p: torch.optim.Adafactor(p, 0.01), update_in_backward=True)
+
+    def test_hooks_of_saved_tensors_are_given_parameters(self):
+        def half(tensor):
+            return tensor.bfloat16() if tensor.dtype == torch.float32 else tensor
+
+        def full(packed):
+            return packed.float() if packed.dtype == torch.bfloat16 else packed
+
+        def nothing(tensor):
+            return tensor
+        losses = []
+        for budget, pack, unpack in itertools.product((None, 24), (half, nothing), (full, )):
+            seen = []
+
+            def counted(tensor, pack=pack, seen=seen):
+                seen.append(tuple(tensor.shape))
+                return pack(tensor)
+
+            def loss(model, counted=counted, unpack=unpack):
+                with torch.autograd.graph.saved_tensors_hooks(counted, unpack):
+                    return stack_loss(model)
+            with Run(Stack, adamw, budget) as run:
+                losses.append([run.step(seed, loss) for seed in range(4)] + [sorted(seen)])
+        self.assertEqual(losses[0], losses[2])
+        self.assertEqual(losses[1], losses[3])
+        self.assertNotEqual(losses[0], losses[1])
+
+    def test_sparse_tensors_are_saved(self):
+        class Graph(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers = nn.ModuleList(nn.Linear(128, 128) for _ in range(6))
+                self.edges = torch.eye(8).roll(1, 0).to_sparse()
+
+            def forward(self, x):
+                for layer in self.layers:
+                    x = torch.sparse.mm(self.edges, layer(x))
+                return x
+
+        def loss(model):
+            return model(torch.ones(8, 128).cumsum(0) / 8).square().mean()
+        for options in ({}, {"activation_bytes": 0}):
+            with Run(Graph, adamw, None) as plain, Run(Graph, adamw, 24, **options) as run:
+                for seed in range(3):
+                    self.assertEqual(run.step(seed, loss), plain.step(seed, loss))
 
     def test_a_buffer_over_a_parameter_is_refused(self):
         model = nn.Sequential(nn.Linear(8, 8))

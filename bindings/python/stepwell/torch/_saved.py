@@ -8,7 +8,7 @@ ours are pushed above these and call them.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Callable, Dict, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
 
 import torch
 
@@ -28,6 +28,7 @@ _task = torch._C._current_graph_task_id
 _node = torch._C._current_autograd_node
 _grad_enabled = torch.is_grad_enabled
 _full = torch.float32
+_strided = torch.strided
 _thread = threading.get_ident
 
 Pack = Callable[[torch.Tensor], Any]
@@ -202,6 +203,15 @@ class _Pass:
             pass  # partly constructed
 
 
+class _Given:
+    """A parameter, or a view of it, that the program's hook has packed as it is."""
+
+    __slots__ = ("saved",)
+
+    def __init__(self, saved: Saved) -> None:
+        self.saved = saved
+
+
 class Hooks:
     """The pair of hooks of one Offload, pushed unless it is on top already.
 
@@ -215,6 +225,8 @@ class Hooks:
         self._records = records
 
         def pack(tensor: torch.Tensor) -> Any:
+            if tensor.layout is not _strided:
+                return tensor if tensor.is_leaf else tensor.detach(), tensor._version
             if offload.first <= tensor.data_ptr() < offload.last:
                 record = records.get(tensor.untyped_storage().data_ptr())
                 if record is not None:
@@ -263,11 +275,23 @@ class Hooks:
 
     def _over(self, below: Pack, below_unpack: Unpack) -> Tuple[Pack, Unpack]:
         records = self._records
+        # Those of torch itself (checkpoints, save_on_cpu) give back what they were given, so
+        # parameters pass them by, and no copies of them are made.
+        neutral = (getattr(below, "__module__", None) or "").startswith("torch.")
+
+        def record_of(tensor: torch.Tensor) -> Optional[Record]:
+            if tensor.layout is not _strided:
+                return None
+            return records.get(tensor.untyped_storage().data_ptr())
 
         def pack(tensor: torch.Tensor) -> Any:
-            record = records.get(tensor.untyped_storage().data_ptr())
+            record = record_of(tensor)
             if record is not None:
-                return Saved(record, tensor)
+                if neutral:
+                    return Saved(record, tensor)
+                packed = below(tensor)
+                again = record_of(packed) if isinstance(packed, torch.Tensor) else None
+                return packed if again is None else _Given(Saved(again, packed))
             if tensor.dtype is not _full and tensor.grad_fn is not None:
                 _cast(tensor)  # which notes it
             return below(tensor)
@@ -277,6 +301,8 @@ class Hooks:
                 if torch.is_grad_enabled():
                     self.push()
                 return packed.fetch()
+            if type(packed) is _Given:
+                return below_unpack(packed.saved.fetch())
             return below_unpack(packed)
 
         pack._stepwell = True  # type: ignore[attr-defined]

@@ -19,6 +19,7 @@ REASONS = {
             "Programs": "test_an_lstm_has_the_losses_of_plain_torch"},
         "test_offload_resident.py": {"Resident": """
             test_errors_of_gradients_are_those_of_a_model_that_moves"""},
+        "test_offload_updates.py": {"Numbers": "test_sparse_tensors_are_saved"},
     },
     "its first run is another process, which has no such device": {
         "test_offload_files.py": {"Commits": """

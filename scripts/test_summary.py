@@ -39,8 +39,8 @@ UNITTEST_SKIP = re.compile(
 COMPUTED = re.compile(r"\n?^processor time: ([\d.]+) s$\n?", re.M)
 SLOWEST_TESTS, SLOWEST_TARGETS = 20, 10  # listed
 
-# Of the tests of ./dev test. With the quick lint, PyTorch and the build, 700 more, they end within
-# 15 minutes on two cores. A machine that is MARGIN times as slow fails nothing.
+# Of the tests of ./dev test. With the quick lint, PyTorch and the build, 700 more, they end in
+# about 15 minutes on two cores. A machine that is MARGIN times as slow fails nothing.
 TEST_CPU_S = 30
 ALL_TESTS_CPU_S = 900
 MARGIN = 2

@@ -123,7 +123,8 @@ typedef void (*stw_deleter_fn)(void *user);
  *
  * Ownership: `local` is the library's, unchanged, until deleter(user); NULL: nothing is called.
  * Threads:   any thread.
- * Blocks:    never within the limit above; else until there is room, or the timeout passes.
+ * Blocks:    never within the limit above; else until there is room, or the timeout passes. With
+ *            STW_RUNTIME_FAULT_IN as stw_release of a REDUCE view; a timeout then fails the tensor.
  * Errors:    as stw_reduce; INVALID (local is NULL), LIMIT, PEER.
  */
 STW_API stw_status stw_reduce_adopt(stw_tensor *gradient, const void *local,

@@ -149,7 +149,9 @@ enum { /* flags of stw_release */
  * FAR and NEAR order the replica that was viewed. The buffer of a converted view or of a sum leaves
  * with its view, so they have no effect there; of a gathered tensor only plans use them.
  *
- * Ownership: the views end.  Threads: any thread.  Blocks: never.
+ * Ownership: the views end.  Threads: any thread.
+ * Blocks:    never, except REDUCE with STW_RUNTIME_FAULT_IN: until transfers and copies that use
+ *            the tensor's address are over, so that nobody reads the old sum there.
  * A WRITE view that is released unwritten leaves the old contents of its memory: use ABANDON.
  * Errors:    INVALID (double, stale, torn), and the first background error of these tensors. As
  *            stw_tensor_discard if DISCARD is refused: the view has ended, and the contents stay.

@@ -302,7 +302,10 @@ typedef struct stw_update_result {
  * Blocks:    until earlier steps of the optimizer that have one of its parameters, or a verdict,
  *            are complete; one with a verdict, until all of them are. Then with result_out until
  *            the verdict (norm and skip known), and with STW_UPDATE_WAIT until its last byte, on a
- *            device that updates until that is enqueued; or timeout_ns.
+ *            device that updates until that is enqueued; or timeout_ns. With STW_RUNTIME_FAULT_IN
+ *            also, without being interrupted, until transfers and copies that use addresses of
+ *            what it changes are over and tensors that share a block are updated, so that nobody
+ *            reads old bytes there; TIMEOUT if that lasts.
  * Errors:    OK, SKIPPED; INVALID, NOT_FOUND, BUDGET, IO, CHECKSUM, TIMEOUT, INTERRUPTED, BUSY (it
  *            would wait for a view that its thread holds: of a gradient for the verdict, of any of
  *            the tensors with STW_UPDATE_WAIT). Over ranks, as they share the verdict: MISMATCH

@@ -56,7 +56,8 @@ STW_API stw_status stw_step_end(stw_phase *phase, stw_step_stats *stats_out); /*
  * Ownership: those views end; releasing one later is INVALID and harmless.
  * Threads:   any thread, when no other one uses the step's views, and one at a time with steps of
  *            optimizers.
- * Blocks:    never, but where there is something to set back: until the step before it has ended.
+ * Blocks:    never, but where there is something to set back: until the step before it has ended;
+ *            and with STW_RUNTIME_FAULT_IN as stw_release of a REDUCE view.
  * Errors:    INVALID (no open step); of setting back, after the rest is done: TIMEOUT, INTERRUPTED.
  */
 STW_API stw_status stw_step_abort(stw_phase *phase, void *stream);

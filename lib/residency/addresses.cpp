@@ -83,7 +83,7 @@ void Addresses::conceal(TensorId id)
     }
 }
 
-bool Addresses::is_exposed(TensorId id) const
+bool Addresses::is_exposed(TensorId id, bool viewed) const
 {
     const Tensor &tensor = tensors_[id];
     const Pack &pack = packs_[tensor.pack];
@@ -91,7 +91,9 @@ bool Addresses::is_exposed(TensorId id) const
     for (PlaceId place = 0; place < places_.count(); ++place) {
         if (!guards(pack.first, place)) continue;
         for (BlockId block = pack.first; block < pack.first + pack.blocks; ++block) {
-            if (blocks_.replica(block, place).mapped) return true;
+            const Replica &here = blocks_.replica(block, place);
+            const bool stays = !viewed || here.holds > 0 || here.reads > 0 || here.filling;
+            if (here.mapped && stays) return true;
         }
     }
     return false;

@@ -25,8 +25,9 @@ public:
     void clear(BlockId block, PlaceId place);
     void conceal(TensorId tensor);
     void conceal_asked(const Fetch &fetch);
-    // It is to be concealed, and can be read at its address still.
-    [[nodiscard]] bool is_exposed(TensorId tensor) const;
+    // It is to be concealed, and can be read at its address still. viewed: the end of a view
+    // conceals what only this view has.
+    [[nodiscard]] bool is_exposed(TensorId tensor, bool viewed) const;
 
 private:
     [[nodiscard]] bool is_viewed(const Tensor &tensor) const

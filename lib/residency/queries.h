@@ -32,7 +32,14 @@ public:
     {
         return tensors_[tensor].bars(claim, access != Access::kRead);
     }
-    [[nodiscard]] bool is_exposed(TensorId tensor) const { return addresses_.is_exposed(tensor); }
+    [[nodiscard]] bool shares_blocks(TensorId tensor) const
+    {
+        return packs_[tensors_[tensor].pack].shared;
+    }
+    [[nodiscard]] bool is_exposed(TensorId tensor, bool viewed) const
+    {
+        return addresses_.is_exposed(tensor, viewed);
+    }
     [[nodiscard]] ClaimStage claim_stage(TensorId tensor) const { return tensors_[tensor].stage; }
     // Something is out under the claim that has the tensor, and comes back by itself.
     [[nodiscard]] bool claim_is_used(TensorId tensor) const

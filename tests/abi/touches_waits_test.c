@@ -9,6 +9,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
+#include <unistd.h>
 
 enum { ELEMENTS = 2 * 16384 };
 
@@ -170,9 +171,8 @@ static void step_with(const speculated *here, uint32_t flags)
     if (status != STW_SKIPPED) ok(status);
 }
 
-static speculated speculate(void)
+static speculated trained_on(machine wanted)
 {
-    machine wanted = machine_touched();
     wanted.device_blocks = 24;
     speculated here = {.runtime = machine_open_as(wanted)};
     here.optimizer = optimizer_make(here.runtime, STW_OPTIMIZER_SGD);
@@ -182,6 +182,12 @@ static speculated speculate(void)
     optimizer_add(here.optimizer, here.parameter, here.gradient);
     step_with(&here, STW_UPDATE_WAIT); /* gives the states contents */
     ok(stw_tensor_fill(here.gradient, 1.0, NULL));
+    return here;
+}
+
+static speculated speculate(void)
+{
+    const speculated here = trained_on(machine_touched());
     step_with(&here, STW_UPDATE_SPECULATE);
     ok(stw_runtime_drain(here.runtime, 0));
     return here;
@@ -282,6 +288,115 @@ TEST(steps_and_commits_get_on_beside_touches_of_another_thread)
     __atomic_store_n(&other.ends, 1, __ATOMIC_RELEASE);
     join(&other);
     assert_true(clock_ns() - begin_ns < 60 * SECOND_NS);
+    ok(stw_optimizer_destroy(optimizer));
+    machine_close(runtime);
+}
+
+static void *interrupt_again_and_again(void *argument)
+{
+    work *mine = argument;
+    while (mine->status == STW_OK && !__atomic_load_n(&mine->ends, __ATOMIC_ACQUIRE))
+        mine->status = stw_runtime_interrupt(mine->runtime);
+    return NULL;
+}
+
+/* The first half is read at the address, and its block is not free before the other half is there,
+ * which takes a while. */
+static void show_half(const speculated *here, stw_tensor *tensor)
+{
+    stw_fetch_request request = request_of(tensor, STW_READ);
+    stw_view view;
+    ok(stw_evict(here->runtime, &tensor, 1, STW_TIER_DEVICE, 0, 0));
+    request.element_count = ELEMENTS / 2;
+    ok(stw_fetch(here->runtime, NULL, &request, 1, &view));
+    view_put(&view);
+    request.element_count = 0;
+    ok(stw_prefetch(here->runtime, &request, 1));
+}
+
+static void add_by_view(const speculated *here, const float *values)
+{
+    stw_view view = view_get(here->runtime, here->gradient, STW_REDUCE);
+    memcpy(view.pointer, values, view.bytes);
+    view_put(&view);
+}
+
+TEST(what_has_returned_before_the_change_shows_old_bytes_nowhere)
+{
+    enum { STEPS, STEPS_INTERRUPTED, ADOPTS, RELEASES, ABORTS, CALLS };
+    static float ones[ELEMENTS];
+    machine wanted = machine_touched();
+    wanted.nvme_driver = "fault";
+    wanted.nvme_options = "inner=posix;delay_read=1:100000000";
+    const speculated here = trained_on(wanted);
+    const float *const sum = touched_address(here.gradient);
+    stw_phase *phase = NULL;
+    int ends[2];
+    assert_int_equal(pipe(ends), 0);
+    ok(stw_phase_create(here.runtime, "aborted", &phase));
+    for (int i = 0; i < ELEMENTS; ++i) ones[i] = 1.0F;
+    for (int call = 0; call < CALLS; ++call) {
+        work other = {.runtime = here.runtime};
+        const int steps = call == STEPS || call == STEPS_INTERRUPTED;
+        ok(stw_tensor_fill(here.gradient, 1.0, NULL));
+        ok(stw_tensor_fill(here.parameter, 3.0, NULL));
+        if (call == ABORTS) {
+            ok(stw_step_begin(phase));
+            ok(stw_reduce(here.gradient, ones, NULL));
+        }
+        show_half(&here, steps ? here.parameter : here.gradient);
+        if (call == STEPS_INTERRUPTED) begin(&other, interrupt_again_and_again);
+        if (steps) step_with(&here, 0);
+        if (call == ADOPTS) ok(stw_reduce_adopt(here.gradient, ones, NULL, NULL, NULL));
+        if (call == RELEASES) add_by_view(&here, ones);
+        if (call == ABORTS) ok(stw_step_abort(phase, STW_STREAM_HOST));
+        if (call == ABORTS) /* it is empty, and the kernel does not touch */
+            assert_int_equal(write(ends[1], sum, sizeof *sum), -1);
+        else if (steps)
+            assert_true(touched_read(here.address) < 3.0F);
+        else
+            assert_float(touched_read(sum), 2.0F);
+        __atomic_store_n(&other.ends, 1, __ATOMIC_RELEASE);
+        if (call == STEPS_INTERRUPTED) join(&other);
+        ok(stw_runtime_drain(here.runtime, 0));
+    }
+    close(ends[0]), close(ends[1]);
+    ok(stw_phase_destroy(phase));
+    close_speculated(&here);
+}
+
+/* Others of its block are seen beside it, so nothing hides it, and the step waits for its update;
+ * not if that would wait for a view of this thread. */
+TEST(a_step_returns_when_what_shares_its_block_is_updated)
+{
+    machine wanted = machine_touched();
+    wanted.nvme_driver = "fault";
+    wanted.nvme_options = "inner=posix;delay_read=1:100000000";
+    stw_runtime *runtime = machine_open_as(wanted);
+    stw_optimizer *optimizer = optimizer_make(runtime, STW_OPTIMIZER_SGD);
+    stw_tensor *parameter = tensor_f32(runtime, "bias", 100);
+    stw_tensor *beside = tensor_f32(runtime, "beside", 100);
+    stw_tensor *gradient = tensor_f32(runtime, "gradient", 100);
+    const float *const address = touched_address(parameter);
+    optimizer_add(optimizer, parameter, gradient);
+    ok(stw_tensor_fill(beside, 1.0, NULL));
+    const speculated here = {.runtime = runtime, .optimizer = optimizer};
+    for (int viewed = 0; viewed < 2; ++viewed) {
+        ok(stw_tensor_fill(parameter, 3.0, NULL));
+        ok(stw_tensor_fill(gradient, 1.0, NULL));
+        ok(stw_evict(runtime, &gradient, 1, STW_TIER_DEVICE, 0, 0));
+        assert_float(touched_read(address), 3.0F);
+        stw_view view;
+        if (viewed) view = view_get(runtime, parameter, STW_READ);
+        step_with(&here, 0);
+        if (viewed)
+            assert_float(touched_read(address), 3.0F);
+        else
+            assert_true(touched_read(address) < 3.0F);
+        if (viewed) view_put(&view);
+        ok(stw_runtime_drain(runtime, 0));
+        assert_true(touched_read(address) < 3.0F);
+    }
     ok(stw_optimizer_destroy(optimizer));
     machine_close(runtime);
 }

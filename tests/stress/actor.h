@@ -76,7 +76,7 @@ private:
 
     // touch.cpp: boards, and parameters without a view
     void board_operation();
-    void touch_parameter(const Owned &owned);
+    void touch_owned(const Owned &owned);
     void touch_part(Board &board);
     void look_at(Board &board);
     void copy_part(Board &board);

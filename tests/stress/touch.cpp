@@ -38,14 +38,14 @@ STRESS_TOUCHES Range range_of(const volatile float *values, uint64_t count)
 }  // namespace
 
 // Its update may be on the way: old and new elements beside each other.
-void Actor::touch_parameter(const Owned &owned)
+void Actor::touch_owned(const Owned &owned)
 {
     if (!owned.address || (owned.empties.load() & 1) != 0) return;
     uint64_t floor = owned.floor.load();
     if (owned.views.load() > 0) floor = 0;
     world_.counters.touches.fetch_add(1);
     const Range seen = range_of(owned.address, owned.elements);
-    const uint64_t peak = owned.peak.load();
+    const uint64_t peak = std::max(owned.peak.load(), owned.ceiling.load());
     if (seen.least >= static_cast<float>(floor) && seen.most <= static_cast<float>(peak)) return;
     world_.fail("actor %u touched '%s': %g to %g; it must be in [%llu, %llu]", number_,
                 owned.name.c_str(), static_cast<double>(seen.least), static_cast<double>(seen.most),
@@ -179,8 +179,9 @@ void Actor::board_operation()
     if (kind < 4) return renew_board(*board);
     if (kind < 6) return freeze_board(*board);
     if (kind < 20) {
+        if (chance(20)) return touch_owned(*world_.sums[random(world_.sums.size())]);
         const Estate &estate = world_.estates[random(world_.actors)];
-        return touch_parameter(*estate.parameters[random(estate.parameters.size())]);
+        return touch_owned(*estate.parameters[random(estate.parameters.size())]);
     }
     const auto together = locked<std::shared_lock<std::shared_mutex>>(board->lock);
     if (kind < 55) {

@@ -110,7 +110,7 @@ void Actor::ask_before_verdict(uint32_t parameter)
     stw_status status = STW_OK;
     const char *what = "";
     switch (random(7)) {
-    case 0: touch_parameter(owned); break;
+    case 0: touch_owned(owned); break;
     case 1:
     case 2: {
         const uint32_t flags = chance(50) ? STW_FETCH_SPECULATED : 0;

@@ -136,7 +136,7 @@ Owned *World::make_owned(const std::string &name, uint64_t elements, uint32_t ro
     owned->elements = elements;
     uint32_t flags = setup.store && role != STW_ROLE_GRAD ? STW_TENSOR_DURABLE : 0;
     // What shares a block is touched beside others of it, also before its update.
-    const bool touched = setup.boards && role == STW_ROLE_PARAM;
+    const bool touched = setup.boards && (role == STW_ROLE_PARAM || role == STW_ROLE_GRAD);
     if (touched) flags |= STW_TENSOR_OWN_BLOCKS;
     owned->tensor = make_tensor(name, elements, role, flags);
     if (touched) owned->address = address_of(owned->tensor);

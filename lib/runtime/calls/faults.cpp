@@ -26,6 +26,36 @@ namespace stepwell {
 
 using residency::PlaceId;
 
+namespace {
+
+// The thread that faults copies from or to this tensor, if any.
+class CopyWaits {
+public:
+    CopyWaits(Dispatcher &dispatch, Touches &touches, residency::TensorId tensor)
+        : dispatch_(dispatch), touches_(touches), tensor_(tensor)
+    {
+        if (tensor_ == residency::kNone) return;
+        const MutexLock lock(dispatch_.mutex());
+        touches_.copies_waiting.push_back(tensor_);
+    }
+    CopyWaits(const CopyWaits &) = delete;
+    CopyWaits &operator=(const CopyWaits &) = delete;
+    ~CopyWaits()
+    {
+        if (tensor_ == residency::kNone) return;
+        const MutexLock lock(dispatch_.mutex());
+        std::vector<residency::TensorId> &waiting = touches_.copies_waiting;
+        waiting.erase(std::find(waiting.begin(), waiting.end(), tensor_));
+    }
+
+private:
+    Dispatcher &dispatch_;
+    Touches &touches_;
+    const residency::TensorId tensor_;
+};
+
+}  // namespace
+
 bool Faults::show_block(PlaceId place, residency::Slot slot, residency::PackId pack, uint32_t index,
                         bool writable)
 {
@@ -104,13 +134,11 @@ try {
     } else {
         // An interrupt ends calls: here there is none to return from.
         residency::Instant begin = 0;
-        const bool copies = views_.copies(fault.thread);
-        machine_.touches->of_copies += copies;
+        const CopyWaits waits(dispatch_, *machine_.touches, views_.copied_by(fault.thread));
         do {
             begin = dispatch_.now();
             status = fetch_or_fill(range, views_.number_of(fault.thread));
         } while (status.code() == STW_ERROR_INTERRUPTED && interrupted_since(begin));
-        machine_.touches->of_copies -= copies;
     }
     if (status.ok()) return status;
     status = Status::error(status.code(),

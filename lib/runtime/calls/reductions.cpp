@@ -10,6 +10,7 @@
 #include "lib/runtime/copies/snapshots.h"
 #include "lib/runtime/dispatch/snapshot.h"
 #include "lib/runtime/group/state.h"
+#include "lib/runtime/machine/touches.h"
 #include "lib/runtime/ranks/collectives.h"
 #include "lib/runtime/ranks/sums.h"
 #include "lib/runtime/recording/grounds.h"
@@ -152,11 +153,16 @@ Status Reductions::adopt(stw_tensor *gradient, const void *local, const stw_redu
         Status status = sharding ? adopt_on_ranks(gradient, work, more, mine)
                                  : adopt_here(gradient, work, mine);
         if (!status.ok()) give_adopted(memory, bytes);
-        return status;
+        if (!status.ok() || !machine_.touches) return status;
     } catch (const std::bad_alloc &) {
         give_adopted(memory, bytes);
         throw;
     }
+    // The memory is taken: a failure from here on is an error of the tensor, not of the call.
+    const Status concealed = machine_.touches->await_concealed(
+        views_, {gradient->id}, false, dispatch_.deadline(options.timeout_ns));
+    if (!concealed.ok()) pieces_.fail(gradient->id, concealed);
+    return {};
 }
 
 // The last step that can fail. After it the pipeline owns the memory, and may be done with it

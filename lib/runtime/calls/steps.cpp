@@ -6,6 +6,7 @@
 #include "lib/runtime/calls/fetches.h"
 #include "lib/runtime/dispatch/waiter.h"
 #include "lib/runtime/machine/meters.h"
+#include "lib/runtime/machine/touches.h"
 #include "lib/runtime/optimizers/table.h"
 #include "lib/runtime/planning/plans.h"
 #include "lib/runtime/planning/prefetcher.h"
@@ -202,7 +203,8 @@ Status Steps::abort_step(stw_phase *phase, void *stream)
         for (const residency::TensorId tensor : reduced) wholes_.drop_partial(tensor, out);
     });
     for (const residency::TensorId tensor : reduced) empty_behind(tensor);
-    return rejected;
+    if (!machine_.touches || !rejected.ok()) return rejected;
+    return machine_.touches->await_concealed(views_, reduced, false, dispatch_.deadline(0));
 }
 
 // Empties the tensor under a claim, which is served after the sums under way.

@@ -156,7 +156,7 @@ Status ChunkCopies::each_chunk(stw_tensor *tensor, residency::Access access, boo
         status = std::move(chunk.waiter.status);
         if (!status.ok()) break;
         {
-            const ViewTable::Copying copying(views_);
+            const ViewTable::Copying copying(views_, tensor->id);
             status = body(chunk_pointer(chunk, copy), chunk.element_begin, chunk.element_count);
         }
         release_chunk(chunk, copy);

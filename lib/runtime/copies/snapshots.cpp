@@ -80,9 +80,9 @@ bool Snapshots::copy_resident(const FetchPlan &plan)
         views.push_back(view);
     }
     const bool all = views.size() == plan.copied.size();
-    const ViewTable::Copying copying(views_);
     for (size_t i = 0; all && i < views.size(); ++i) {
         const RequestedRange &range = plan.copied[i];
+        const ViewTable::Copying copying(views_, range.tensor->id);
         copy_elements(range.into, range.dtype, views[i].pointer, *range.tensor,
                       range.element_count);
     }
@@ -358,7 +358,7 @@ void Snapshots::copy_chunk(Snapshot &work)
                        : addresses_.piece_pointer(work.chunk.grants.front(), piece);
     }
     if (work.torn) return;
-    const ViewTable::Copying copying(views_);
+    const ViewTable::Copying copying(views_, part.tensor->id);
     work.status = give_elements(part.caller, to, part.dtype, from, *part.tensor, work.count);
 }
 

@@ -148,13 +148,14 @@ uint32_t ViewTable::number_of(int thread_id)
     return 0;
 }
 
-bool ViewTable::copies(int thread_id)
+residency::TensorId ViewTable::copied_by(int thread_id)
 {
     MutexLock lock(mutex_);
-    return std::any_of(states_.begin(), states_.end(), [thread_id](const ThreadState *state) {
-        return state->thread_lives.load() && state->thread_id.load() == thread_id &&
-               state->copies.load();
-    });
+    for (const ThreadState *state : states_) {
+        if (state->thread_lives.load() && state->thread_id.load() == thread_id)
+            return state->copied.load();
+    }
+    return residency::kNone;
 }
 
 uint32_t ViewTable::take_one()

@@ -67,8 +67,8 @@ struct alignas(64) ThreadState {
     std::atomic<bool> thread_lives{false};
     uint32_t number = 0;            // of the thread in its runtime, from 1
     std::atomic<int> thread_id{0};  // of the system
-    std::atomic<bool> copies{
-        false};  // between memory of the program and of a tensor, which it holds
+    // A tensor that it holds, from or to which it copies memory of the program.
+    std::atomic<residency::TensorId> copied{residency::kNone};
     uint32_t slot_count = 0;
     std::array<uint32_t, kSlots> slots{};
     // One writer (the thread), one reader (under the core's lock).
@@ -94,19 +94,20 @@ public:
     ThreadState *thread_state();
     // The number of a thread by the system's id; 0: it has made no call yet.
     [[nodiscard]] uint32_t number_of(int thread_id);
-    [[nodiscard]] bool copies(int thread_id);
-    // While there is one, this thread copies.
+    // kNone: the thread copies nothing.
+    [[nodiscard]] residency::TensorId copied_by(int thread_id);
+    // While there is one, this thread copies from or to the tensor.
     class Copying {
     public:
-        explicit Copying(ViewTable &views) : state_(views.thread_state())
+        Copying(ViewTable &views, residency::TensorId tensor) : state_(views.thread_state())
         {
-            if (state_) state_->copies.store(true);
+            if (state_) state_->copied.store(tensor);
         }
         Copying(const Copying &) = delete;
         Copying &operator=(const Copying &) = delete;
         ~Copying()
         {
-            if (state_) state_->copies.store(false);
+            if (state_) state_->copied.store(residency::kNone);
         }
 
     private:

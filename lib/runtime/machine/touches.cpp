@@ -4,7 +4,9 @@
 // thread.
 #include "lib/runtime/machine/touches.h"
 
+#include "lib/residency/core.h"
 #include "lib/runtime/dispatch/dispatcher.h"
+#include "lib/runtime/handles/views.h"
 #include "lib/support/fault_handler.h"
 #include "lib/support/limits.h"
 #include "lib/support/signals.h"
@@ -167,6 +169,55 @@ std::vector<stw_view> Touches::take()
     ++releases;
     any_ = false;
     return std::exchange(views_, {});
+}
+
+// It or another one in its block, by the program or by a copy that waits, and not by an access
+// without a view.
+bool Touches::is_viewed(const ViewTable &views, residency::TensorId tensor) const
+{
+    const residency::PackId pack = dispatch_.core.pack_of(tensor);
+    for (uint32_t index = 0; index < views.slots_used(); ++index) {
+        if (!views.is_open(index)) continue;
+        const ViewSlot &view = views.slot(index);
+        if (view.touched || view.scratch != residency::kNone) continue;
+        if (dispatch_.core.pack_of(view.tensor->id) != pack) continue;
+        if (!view.copied || !copies_waiting.empty()) return true;
+    }
+    return false;
+}
+
+bool Touches::is_seen(const ViewTable &views, residency::TensorId tensor, bool with_shared) const
+{
+    const residency::Core &core = dispatch_.core;
+    if (core.shares_blocks(tensor)) {
+        return with_shared && core.is_barred(tensor, residency::Access::kRead) &&
+               !is_viewed(views, tensor);
+    }
+    return core.is_exposed(tensor, false) && core.is_exposed(tensor, is_viewed(views, tensor));
+}
+
+// No interrupt ends it: the call has begun what goes on, and must not be made again.
+Status Touches::await_concealed(const ViewTable &views,
+                                const std::vector<residency::TensorId> &changed, bool with_shared,
+                                residency::Instant deadline)
+{
+    constexpr uint64_t kLookNs = 1'000'000;  // a fault that begins is no progress
+    const std::vector<residency::TensorId> &waiting = copies_waiting;
+    MutexLock lock(dispatch_.mutex());
+    for (const residency::TensorId tensor : changed) {
+        while (is_seen(views, tensor, with_shared)) {
+            if (std::find(waiting.begin(), waiting.end(), tensor) != waiting.end()) break;
+            const residency::Instant now = dispatch_.now();
+            if (now >= deadline) {
+                return Status::error(STW_ERROR_TIMEOUT,
+                                     "the change of %s has begun and goes on, and its old bytes "
+                                     "could be read at its address still when the timeout passed",
+                                     tensor_text(dispatch_.core.spec(tensor).name).c_str());
+            }
+            (void)dispatch_.wait_progress(std::min(deadline, now + kLookNs));
+        }
+    }
+    return {};
 }
 
 uint32_t Touches::repeats(const MemoryFault &fault)

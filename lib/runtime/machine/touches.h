@@ -18,6 +18,7 @@ namespace stepwell {
 
 class Dispatcher;
 class FaultWatch;
+class ViewTable;
 struct MemoryFault;
 
 // Implements what the threads of the touches need from higher rooms.
@@ -68,8 +69,16 @@ public:
     // True if there is a view of the tensor that allows the access, and shows its bytes still. A
     // view that does not is moved to `in_the_way`, for the caller to release.
     bool has(const stw_tensor *tensor, bool writes, bool shown, std::vector<stw_view> *in_the_way);
-    // Faults of threads that copy, which hold a tensor until the copy gets on.
-    std::atomic<uint32_t> of_copies{0};
+    // Until nothing that a claim is about to change can be read at an address, except beside a view
+    // of the program. Transfers and copies that work there end by themselves; a copy that waits for
+    // a fault of its own thread is not waited for, as it may wait for the caller. What shares its
+    // block is seen beside others of it: with_shared waits for its change, else it is passed over.
+    Status await_concealed(const ViewTable &views, const std::vector<residency::TensorId> &changed,
+                           bool with_shared, residency::Instant deadline)
+        STW_EXCLUDES(runtime_lock);
+    // Tensors whose copy waits for a fault of its thread, and holds them meanwhile. Guarded by the
+    // runtime's lock.
+    std::vector<residency::TensorId> copies_waiting;
     void keep(const stw_view &view);
     std::vector<stw_view> take();  // The caller releases them, then calls released().
     void released();
@@ -94,6 +103,10 @@ private:
         uint64_t begin_ns = 0;
         uint64_t last_ns = 0;
     };
+    [[nodiscard]] bool is_viewed(const ViewTable &views, residency::TensorId tensor) const
+        STW_REQUIRES(runtime_lock);
+    [[nodiscard]] bool is_seen(const ViewTable &views, residency::TensorId tensor,
+                               bool with_shared) const STW_REQUIRES(runtime_lock);
     [[nodiscard]] bool is_served(const stw_tensor *tensor) const STW_REQUIRES(mutex_);
     Status start_thread() STW_REQUIRES(mutex_);
     void run();

@@ -116,6 +116,9 @@ Status OptimizerTable::optimizer_step(stw_optimizer *optimizer, const stw_update
     step.thread = recorder_.owner_number();
     STW_TRY(check_own_views(body, step));
     const bool speculates = (step.flags & STW_UPDATE_SPECULATE) != 0;
+    update::StepOptions waiting = step;
+    waiting.flags |= STW_UPDATE_WAIT;
+    const bool waits_for_others = check_own_views(body, waiting).ok();
     update::StepResult result;
     const residency::Instant begin = dispatch_.now();
     Status status = machine_.ranks ? step_on_ranks(body, tensors, some, step, &result)
@@ -125,8 +128,11 @@ Status OptimizerTable::optimizer_step(stw_optimizer *optimizer, const stw_update
         recorder_.add_stall_of(recorder_.current_step(), observe::Stall::kUpdate, residency::kNone,
                                begin, dispatch_.now());
     }
-    if (machine_.touches && !speculates)
-        await_concealed(changed_by(body, tensors, some), options.timeout_ns);
+    if (machine_.touches && !speculates) {
+        Status concealed = await_concealed(changed_by(body, tensors, some), waits_for_others,
+                                           dispatch_.deadline(begin, options.timeout_ns));
+        if (status.ok()) status = std::move(concealed);
+    }
     if (speculates) tell_early(body);
     sleepers_.log_timeout(status);
     if (!status.ok()) return sleepers_.tell_waiting(std::move(status));
@@ -237,23 +243,21 @@ std::vector<stw_tensor *> OptimizerTable::changed_by(const OptimizerBody &body,
     return changed;
 }
 
-// What the step is about to change can be read at no address when this returns, except beside a
-// view of the program. Transfers and copies that work there end by themselves. A copy whose other
-// side is such an address is not waited for, as it may wait for the step.
-void OptimizerTable::await_concealed(const std::vector<stw_tensor *> &changed, uint64_t timeout_ns)
+// with_shared: none of the updates waits for a view of this thread. Small tensors are updated
+// first, as the step waits for them.
+Status OptimizerTable::await_concealed(const std::vector<stw_tensor *> &changed, bool with_shared,
+                                       residency::Instant deadline)
 {
-    constexpr uint64_t kLookNs = 1'000'000;  // a fault that begins is no progress
-    const residency::Instant begin = dispatch_.now();
-    const residency::Instant deadline = dispatch_.deadline(begin, timeout_ns);
-    MutexLock lock(dispatch_.mutex());
-    const auto goes_on = [&]() STW_REQUIRES(runtime_lock) {
-        return machine_.touches->of_copies.load() == 0 && dispatch_.now() < deadline &&
-               dispatch_.interrupted_since(begin).ok();
-    };
-    for (const stw_tensor *tensor : changed) {
-        while (dispatch_.core.is_exposed(tensor->id) && !sleepers_.is_viewed(tensor) && goes_on())
-            (void)dispatch_.wait_progress(dispatch_.now() + kLookNs);
+    std::vector<residency::TensorId> ids;
+    {
+        MutexLock lock(dispatch_.mutex());
+        for (const stw_tensor *tensor : changed) {
+            ids.push_back(tensor->id);
+            if (with_shared && dispatch_.core.shares_blocks(tensor->id))
+                machine_.pipeline->prefer(tensor->id);
+        }
     }
+    return machine_.touches->await_concealed(views_, ids, with_shared, deadline);
 }
 
 // A step whose verdict is that of all ranks. If collectives run on the callers' threads, this one

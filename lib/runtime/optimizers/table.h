@@ -97,11 +97,11 @@ private:
     Status check_entry(const OptimizerBody &body, const stw_optimizer_entry &entry) const;
     [[nodiscard]] collective::Range own_part(const stw_optimizer_entry &entry) const;
     void tell_early(OptimizerBody &body);
-    void await_concealed(const std::vector<stw_tensor *> &changed, uint64_t timeout_ns)
-        STW_EXCLUDES(runtime_lock);
     [[nodiscard]] std::vector<stw_tensor *> changed_by(const OptimizerBody &body,
                                                        std::vector<stw_tensor *> named,
                                                        bool some) const;
+    Status await_concealed(const std::vector<stw_tensor *> &changed, bool with_shared,
+                           residency::Instant deadline) STW_EXCLUDES(runtime_lock);
     Status step_on_ranks(OptimizerBody &body, const std::vector<stw_tensor *> &tensors, bool some,
                          update::StepOptions step, update::StepResult *result);
     Status make_entry(OptimizerBody &body, const stw_optimizer_entry &entry,

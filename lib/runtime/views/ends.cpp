@@ -262,7 +262,10 @@ Status ViewEnds::release_reduce(const ViewSlot &slot, ReleaseHint hint)
         return {};
     }
     STW_TRY(zeros_.write_zeros(slot.tensor));
-    return buffers_.accumulate(slot, slot.tensor->id, slot.tensor->elements);
+    STW_TRY(buffers_.accumulate(slot, slot.tensor->id, slot.tensor->elements));
+    if (!machine_.touches) return {};
+    return machine_.touches->await_concealed(views_, {slot.tensor->id}, false,
+                                             dispatch_.deadline(0));
 }
 
 // The private buffer is destroyed with its view.

@@ -94,17 +94,6 @@ std::vector<const stw_tensor *> Sleepers::viewed_by(uint32_t owner) const
     return viewed;
 }
 
-bool Sleepers::is_viewed(const stw_tensor *tensor) const
-{
-    for (uint32_t index = 0; index < views_.slots_used(); ++index) {
-        const ViewSlot &view = views_.slot(index);
-        if (!views_.is_open(index) || view.tensor != tensor || view.touched || view.copied)
-            continue;
-        if (view.scratch == residency::kNone) return true;
-    }
-    return false;
-}
-
 // True if the asking thread or step holds a view of the tensor.
 bool Sleepers::has_own_view(const Waiter &waiter, const stw_tensor *tensor) const
 {

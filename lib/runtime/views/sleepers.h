@@ -46,8 +46,6 @@ public:
                      uint32_t flags = 0);
     // The tensors of which the thread holds views; those that touches keep are not among them.
     [[nodiscard]] std::vector<const stw_tensor *> viewed_by(uint32_t owner) const;
-    // By the program, and not by a copy or an access without a view.
-    [[nodiscard]] bool is_viewed(const stw_tensor *tensor) const STW_REQUIRES(runtime_lock);
     [[nodiscard]] bool goes_ahead(const Waiter &waiter, residency::TensorId tensor) const
         STW_REQUIRES(runtime_lock);
     [[nodiscard]] bool has_own_view(const Waiter &waiter, const stw_tensor *tensor) const;

@@ -9,9 +9,10 @@ namespace {
 
 class TouchesTest : public CoreTest, private Aliases {
 protected:
-    void SetUp() override
+    void SetUp() override { begin(0); }
+    void begin(uint32_t host_blocks)
     {
-        open(4, 0, 16);
+        open(4, host_blocks, 16);
         core_->set_aliases(this);
         TensorSpec wanted = spec("a", kBlock);
         wanted.guarded = true;
@@ -49,7 +50,7 @@ TEST_F(TouchesTest, AClaimHidesWhatTouchesSee)
     EXPECT_TRUE(is_shown());
     claim();
     EXPECT_FALSE(is_shown());
-    EXPECT_FALSE(core_->is_exposed(a_));
+    EXPECT_FALSE(core_->is_exposed(a_, false));
     release(touched);
 }
 
@@ -58,10 +59,25 @@ TEST_F(TouchesTest, AClaimHidesNothingThatTheProgramViews)
     const FetchId view = ask(a_, Access::kRead);
     claim();
     EXPECT_TRUE(is_shown());
-    EXPECT_TRUE(core_->is_exposed(a_));
+    EXPECT_TRUE(core_->is_exposed(a_, false));
+    EXPECT_FALSE(core_->is_exposed(a_, true)) << "the end of the view conceals it";
     release(view);
     EXPECT_FALSE(is_shown());
-    EXPECT_FALSE(core_->is_exposed(a_));
+    EXPECT_FALSE(core_->is_exposed(a_, false));
+}
+
+TEST_F(TouchesTest, WhatATransferReadsIsExposedBeyondTheViewBesideIt)
+{
+    begin(4);
+    const FetchId view = ask(a_, Access::kRead);
+    ask({all_of(a_, Access::kRead, kHost)}, kFetchPrefetch);
+    claim();
+    EXPECT_TRUE(core_->is_exposed(a_, true));
+    release(view);
+    EXPECT_TRUE(is_shown());
+    finish_all();
+    EXPECT_FALSE(is_shown());
+    EXPECT_FALSE(core_->is_exposed(a_, false));
 }
 
 TEST_F(TouchesTest, AClaimHidesWhatWasStillBroughtForATouch)

@@ -8,6 +8,7 @@ import json
 import os
 import tempfile
 import unittest
+from unittest import mock
 
 import support
 from test_torch import run_ranks
@@ -131,6 +132,27 @@ class Edges(unittest.TestCase):
             return [None if each.grad is None else each.grad.clone()
                     for each in model.parameters()]
         self.both(use)
+
+    def test_an_encoder_takes_the_path_that_it_takes_in_plain_torch(self):
+        found = []
+        for tiers in False, True:
+            torch.manual_seed(0)
+            layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True)
+            model = nn.ModuleDict({"encoder": nn.TransformerEncoder(layer, 6)}).eval()
+            made = offload(self, model, blocks=12) if tiers else None
+            padded = torch.arange(6).expand(3, 6) >= torch.tensor([[4], [6], [3]])
+            calls = []
+            nested = torch._nested_tensor_from_mask
+            with torch.no_grad(), mock.patch.object(
+                    torch, "_nested_tensor_from_mask",
+                    lambda *given, **more: calls.append(1) or nested(*given, **more)):
+                result = model["encoder"](torch.randn(3, 6, 64), src_key_padding_mask=padded)
+            self.assertEqual(calls, [1])
+            found.append(result.tolist())
+            if made is not None:
+                self.assertLess(made.budget, sum(p.nbytes for p in model.parameters()))
+                self.assertEqual(made.runtime.tier_stats("device").open_views, 0)
+        self.assertEqual(found[1], found[0])
 
     def test_a_parameter_as_the_gradient(self):
         self.both(lambda model, loss: torch.autograd.grad(

@@ -32,6 +32,9 @@ def cut(offload: "Offload", name: str, module: torch.nn.Module, least: int) -> N
         unit = Unit(offload, *part)
         offload.units.append(unit)
         install(offload, unit.module, unit)
+    for each in module.modules():
+        if isinstance(each, torch.nn.TransformerEncoder):
+            install(offload, each, None)
 
 
 def parts(offload: Plan, name: str, module: torch.nn.Module, least: int) -> Iterator[Part]:

@@ -191,6 +191,35 @@ not_compiled(Call.__call__)
 not_compiled(Call._outermost)
 
 
+class EncoderCall(Call):
+    """Of nn.TransformerEncoder. Before it calls its first layer it looks at that layer's parameters
+    and takes a fast path, of other bits, if all of them are plain tensors: so they are pinned."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module: Any = self.module
+        known = module.layers[0].__dict__.get("_call_impl")
+        unit = known.unit if isinstance(known, Call) else None
+        if (module.training or unit is None or self.offload.closed
+                or _compiler._is_exporting_flag or not self.offload.inside()):
+            return super().__call__(*args, **kwargs)
+        compiler = _set_eval_frame(None)
+        try:
+            unit.enter()
+            try:
+                if compiler is not None:
+                    _set_eval_frame(compiler)
+                return super().__call__(*args, **kwargs)
+            finally:
+                _set_eval_frame(None)
+                unit.leave()
+        finally:
+            if compiler is not None:
+                _set_eval_frame(compiler)
+
+
+not_compiled(EncoderCall.__call__)
+
+
 def install(offload: "Offload", module: torch.nn.Module, unit: Optional[Unit],
             root: bool = False) -> None:
     known = module.__dict__.get("_call_impl")
@@ -198,7 +227,8 @@ def install(offload: "Offload", module: torch.nn.Module, unit: Optional[Unit],
         known.unit = unit if unit is not None else known.unit
         known.root = known.root or root
         return
-    module.__dict__["_call_impl"] = Call(offload, module, unit, root)
+    kind = EncoderCall if isinstance(module, torch.nn.TransformerEncoder) else Call
+    module.__dict__["_call_impl"] = kind(offload, module, unit, root)
 
 
 def uninstall(module: torch.nn.Module) -> None:

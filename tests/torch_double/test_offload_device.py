@@ -346,6 +346,27 @@ class Training(Case):
                 for way in found:  # and a block of small ones
                     self.assertLessEqual(way, leaving + 2 * MIB)
 
+    def test_a_hook_sees_and_changes_the_sum_of_micro_batches(self):
+        def run(tiers):
+            torch.manual_seed(0)
+            model = stack().to("late")
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            if tiers:
+                self.offload(model, optimizer)
+            seen = []
+
+            def hook(parameter):
+                seen.append(parameter.grad.sum().item())
+                parameter.grad.mul_(0.5)
+            for parameter in model.parameters():
+                parameter.register_post_accumulate_grad_hook(hook)
+            for micro in range(3):
+                data = training.numbers(8, WIDTH)(micro).to("late")
+                square(model(data), data).backward()
+            optimizer.step()
+            return seen + [parameter.sum().item() for parameter in model.parameters()]
+        self.assertEqual(run(True), run(False))
+
     def test_gradients_are_copied_and_added_many_at_once(self):
         def run(tiers, **options):
             torch.manual_seed(0)

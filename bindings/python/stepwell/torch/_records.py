@@ -435,6 +435,10 @@ class Offloaded(torch.nn.Parameter):
         record = self._stepwell
         if record.offload.ranks is not None:
             record.offload.ranks.settle()
+        if own is not None and record.has_gradient and not record.given:
+            del own
+            record.offload.gradients.small.copy()  # a part of the sum, of a later micro-batch
+            own = own_grad(self)
         if own is not None or not record.has_gradient:
             return own
         return record.grad_source().lazy()

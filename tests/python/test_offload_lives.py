@@ -12,6 +12,7 @@ import pickle
 import tempfile
 import unittest
 import weakref
+from unittest import mock
 
 import support
 
@@ -90,6 +91,28 @@ class Lives(unittest.TestCase):
         gc.collect()
         self.assertIsNone(known())
         self.assertTrue(torch.equal(detached, right))
+
+    def test_tensors_over_weights_follow_them_after_close(self):
+        before = used()
+        model, optimizer = made(self.directory)
+        held = [model[0].weight.data, model[1].bias.detach().numpy()]
+        stepwell.torch.offloaded(model).close()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                self.assertIs(type(parameter), nn.Parameter)
+                parameter.add_(1)
+        self.assertTrue(torch.equal(held[0], model[0].weight))
+        self.assertTrue(torch.equal(torch.from_numpy(held[1]), model[1].bias))
+        self.assertGreater(used(), before)  # the tiers close with the last one
+        del parameter, held[:], model, optimizer
+        gc.collect()
+        self.assertEqual(used(), before)
+        # More than there is room for.
+        model, _ = made(self.directory)
+        held = [parameter.data for parameter in model.parameters()]
+        full = mock.patch.object(stepwell.Tensor, "fetch", side_effect=stepwell.BudgetError("full"))
+        with self.assertWarnsRegex(UserWarning, "must not be used any more"), full:
+            stepwell.torch.offloaded(model).close()
 
     def test_a_spawned_process_gets_the_weights(self):
         class Spawning:  # of multiprocessing: descriptors that the child would inherit

@@ -6,6 +6,7 @@ Skipped where PyTorch is not installed.
 """
 import itertools
 import unittest
+import warnings
 
 import support
 from test_offload import BLOCK, HAS_TORCH, Run, offload, own_steps, stack_loss
@@ -399,6 +400,56 @@ class Numbers(unittest.TestCase):
         model.register_buffer("alias", model[0].weight.detach())
         with self.assertRaisesRegex(ValueError, "buffer 'alias' and parameter '0.weight' share"):
             offload(model, None, 24, ".")
+
+    def test_memory_that_the_program_uses_elsewhere_is_refused(self):
+        for use in (lambda model: model[0].weight.data, lambda model: model[0].weight[0],
+                    lambda model: model[0].bias.detach(), nn.Module.state_dict,
+                    lambda model: model(torch.ones(2, 8))):
+            model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+            used = use(model)
+            with self.assertRaisesRegex(ValueError, r"shares memory with a .* clone\(\)"):
+                offload(model, None, 24, ".")
+            del used
+            ring = [model[0].weight.data]
+            ring.append(ring)
+            del ring
+            offload(model, None, 24, ".")
+            stepwell.torch.offloaded(model).close()
+        model = nn.Sequential(torch.nn.utils.spectral_norm(nn.Linear(8, 8)))
+        offload(model, None, 24, ".")
+        stepwell.torch.offloaded(model).close()
+
+    def test_gradients_and_states_that_the_program_holds_are_told(self):
+        for use in (lambda model, optimizer: None, lambda model, optimizer: model[1].weight.grad,
+                    lambda model, optimizer: model[1].weight.grad[0],
+                    lambda model, optimizer: optimizer.state[model[1].weight]["exp_avg"],
+                    lambda model, optimizer: optimizer.state_dict()):
+            model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+            optimizer = torch.optim.AdamW(model.parameters())
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+            used = use(model, optimizer)
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                offload(model, optimizer, 24, ".")
+            stepwell.torch.offloaded(model).close()
+            self.assertEqual([used is not None], [
+                "are used elsewhere" in str(each.message) for each in told] or [False])
+
+    def test_what_is_read_around_functions_after_a_step_is_updated(self):
+        """Also what shares its block."""
+        def around(parameter):
+            with torch._C.DisableTorchFunctionSubclass():
+                return parameter.detach() * 1
+
+        def run(budget):
+            with Run(Stack, adamw, budget) as run:
+                for seed in range(6):
+                    run.step(seed, stack_loss)
+                    yield [around(p) for p in reversed(list(run.model.parameters()))]
+        for plain, tiers in zip(run(None), run(24)):
+            for one, other in zip(plain, tiers):
+                self.assertTrue(torch.equal(one, other))
 
 
 if __name__ == "__main__":

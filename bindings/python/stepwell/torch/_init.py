@@ -20,7 +20,10 @@ from torch.nn.modules.module import (
 
 from .._options import Nvme
 from ._budgets import budgets
-from ._making import check_options, check_place, check_updates, checked, move_buffers, unwrapped
+from ._making import (
+    check_alone, check_options, check_place, check_updates, checked, move_buffers, unwrapped,
+    warn_of_held,
+)
 from ._offload import Offload, opened
 from ._optimizer import check_parameters
 from ._place import HOST, DeviceLike, Place, device_of
@@ -186,6 +189,8 @@ class Tiers:
         if made.model is not None:
             raise ValueError("these tiers have a model already: make one init() for each")
         parameters = checked(model, made, sorted({"cpu", str(self._device)}))
+        check_alone(model, parameters)
+        warn_of_held(parameters, optimizer)
         names = {id(parameter): name for name, parameter in parameters}
         for one, other in self._shared:
             if id(one()) in names and id(other()) in names:

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import fnmatch
+import gc
 import inspect
+import sys
+import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Collection, Dict, List, Optional, Set, Tuple, Union
 
@@ -16,7 +19,7 @@ from ..errors import BudgetError
 from . import _kinds, _tiles, _wrappers
 from ._commits import extra_states
 from ._place import HOST, DeviceLike, Place, device_of
-from ._records import DTYPES, TRAINED, Offloaded
+from ._records import DTYPES, TRAINED, Offloaded, users_of
 from ._sizes import Size, size_of
 
 if TYPE_CHECKING:
@@ -89,6 +92,65 @@ def checked(model: torch.nn.Module, made: Any = None,
             raise ValueError(f"buffer '{name}' and parameter '{shared}' share memory, and the "
                              "parameter leaves it: register a clone() of it, or read the parameter")
     return found
+
+
+def check_alone(model: torch.nn.Module, parameters: List[Tuple[str, torch.nn.Parameter]]) -> None:
+    """Raise if a parameter's memory has another user, which would keep the values of now."""
+    # Made anew in each call, by torch.nn.utils.spectral_norm.
+    normed: Set[int] = {
+        value.untyped_storage()._cdata for module in model.modules()
+        for name, value in vars(module).items()
+        if f"{name}_orig" in module._parameters and isinstance(value, torch.Tensor)
+        and value.layout == torch.strided}
+    for collected in False, True:
+        used = [name for name, parameter in parameters
+                if not isinstance(parameter, Offloaded) and parameter.numel()
+                and users_of(parameter) > 1 + (parameter.untyped_storage()._cdata in normed)]
+        if used and not collected:
+            gc.collect()
+    if used:
+        raise ValueError(
+            f"parameter '{used[0]}' shares memory with a tensor or array of the program"
+            f"{f', and {len(used) - 1} others do' if used[1:] else ''}: .data, a view, a state "
+            "dict that is held or was assigned, or what a forward pass saved for backward. The "
+            "parameter leaves that memory, whose values would be those of now: delete what shares "
+            "it before offload(), or make it a clone()")
+
+
+def warn_of_held(parameters: List[Tuple[str, torch.nn.Parameter]],
+                 optimizer: Optional[torch.optim.Optimizer]) -> None:
+    """Warn if the program holds gradients or states, as a checkpoint does that states were loaded
+    from: they keep their memory, and the values of now."""
+    states = {} if optimizer is None else optimizer.state
+    # References to a tensor that a dict holds, and to a gradient that nobody else holds.
+    state: Any = {0: torch.empty(1)}
+    value = state[0]
+    usual = sys.getrefcount(value)
+    alone = torch.empty(1, requires_grad=True)
+    alone.grad = torch.empty(1)
+    grad = alone.grad
+    usual_grad = sys.getrefcount(grad)
+    held = []
+    for name, parameter in parameters:
+        if isinstance(parameter, Offloaded):
+            continue
+        grad = parameter.grad
+        if grad is not None and (sys.getrefcount(grad) > usual_grad or users_of(grad) > 1):
+            held.append((f"the gradient of '{name}'", grad.nbytes))
+        state = states.get(parameter)
+        dict_held = sys.getrefcount(state) > usual  # by a state_dict()
+        for key in state or ():
+            value = state[key]
+            if not isinstance(value, torch.Tensor) or value.numel() < 2:
+                continue
+            if dict_held or sys.getrefcount(value) > usual or users_of(value) > 1:
+                held.append((f"the state '{key}' of '{name}'", value.nbytes))
+    if held:
+        warnings.warn(
+            f"{held[0][0]}{f' and {len(held) - 1} others' if held[1:] else ''} of the program, "
+            f"{sum(nbytes for _, nbytes in held)} bytes, are used elsewhere too, as by a "
+            "checkpoint that they were loaded from: what is held there keeps its memory and the "
+            "values of now. Delete it before offload()", stacklevel=3)
 
 
 def chosen(device: DeviceLike, name: str, parameter: torch.Tensor) -> torch.device:

@@ -31,8 +31,8 @@ from ._gradients import Gradients
 from ._in_backward import InBackward, runs_backward
 from ._lazy import Window
 from ._making import (
-    check_options, check_place, check_updates, check_updates_fit, checked, chosen, fit_whole,
-    lacking, later_of, move_buffers, need, offloads, spec_of, unwrapped,
+    check_alone, check_options, check_place, check_updates, check_updates_fit, checked, chosen,
+    fit_whole, lacking, later_of, move_buffers, need, offloads, spec_of, unwrapped, warn_of_held,
 )
 from ._place import HOST, KINDS, DeviceLike, Place
 from ._private import not_compiled
@@ -613,6 +613,9 @@ def offload(model: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] =
     before = parameters[0][1].device
     place = Place(before if device is None else chosen(device, *parameters[0]))
     check_place(place, host_bytes, options)
+    if place.device == before:  # in plain PyTorch a move leaves other users behind, too
+        check_alone(model, parameters)
+        warn_of_held(parameters, optimizer)
     known = {id(parameter) for _, parameter in parameters}
     if optimizer is not None:
         _optimizer.check_parameters(optimizer, known)

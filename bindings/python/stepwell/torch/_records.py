@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import warnings
 import weakref
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
@@ -21,7 +22,7 @@ from .._dtypes import Dtype
 from .._enums import Access
 from .._library import lib
 from .._tensor import Tensor, TensorSpec
-from ..errors import BudgetError, BusyError, EmptyError, check
+from ..errors import BudgetError, BusyError, EmptyError, Error, check
 from ._lazy import Lazy, Source
 from ._place import KINDS, Place
 
@@ -190,14 +191,36 @@ class Record:
             self.hook()
 
     def restore(self) -> None:
-        """Make it a plain parameter with its own memory."""
+        """Make it a plain parameter: with its own memory, or over that of its tensor as long as
+        there are other tensors and arrays over it."""
         parameter = self.parameter
-        data = read(self.offload.place, self.tensor, self.size, self.stride, self.dtype)
+        stays = self._stays_in_place()
+        if not stays:
+            data = read(self.offload.place, self.tensor, self.size, self.stride, self.dtype)
         if self.hooked is not None:
             self.hooked.remove()
         parameter.__class__ = torch.nn.Parameter
         parameter.__dict__.pop("_stepwell", None)
-        self.offload.place.kind.set_data(parameter, data)
+        if not stays:
+            self.offload.place.kind.set_data(parameter, data)
+
+    def _stays_in_place(self) -> bool:
+        offload = self.offload
+        if not offload.place.is_host or offload.ranks is not None:
+            return False
+        if users_of(self.alias) <= 2 + len(self.views):
+            return False
+        try:
+            self.thaw()
+            view = self.tensor.fetch(Access.READ_WRITE)
+        except Error as error:
+            warnings.warn(
+                f"{self.label()} leaves its tiers, and a tensor or array over its memory, from "
+                f".data, detach() or a view, must not be used any more: {error}", stacklevel=4)
+            return False
+        storage: Any = self.alias.untyped_storage()
+        storage._stepwell = view  # released with the last tensor over it
+        return True
 
     def view(self, like: torch.Tensor) -> torch.Tensor:
         """A view of the parameter. It is kept, since a module makes the same views each time."""

@@ -329,7 +329,7 @@ class Training(Case):
                 optimizer.zero_grad()
                 torch.late.synchronize()
                 made.runtime.drain()
-            found = [(now - was) / 4 for now, was in zip(moved(made), before)]
+            found = [now - was for now, was in zip(moved(made), before)]
             kernel = optimizer._stepwell.kernel
             for record in staying:
                 for tensor in (record.tensor, kernel.state(record.tensor, "exp_avg")):
@@ -343,8 +343,11 @@ class Training(Case):
                 losses, staying, leaving, found = run(dtype, 3, in_backward)
                 self.assertEqual(losses, everything)
                 self.assertIn(staying, (3, 4))
-                for way in found:  # and a block of small ones
-                    self.assertLessEqual(way, leaving + 2 * MIB)
+                # And a block of small ones in each of four steps. What is fetched ahead, a weight
+                # and that block, may be so before the first one began, or after the last one.
+                ahead = 2 * MIB + 1024 * 1024 * dtype.itemsize
+                for way in found:
+                    self.assertLessEqual(way, 4 * (leaving + 2 * MIB) + ahead)
 
     def test_a_hook_sees_and_changes_the_sum_of_micro_batches(self):
         def run(tiers):

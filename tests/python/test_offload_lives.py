@@ -121,6 +121,7 @@ class Lives(unittest.TestCase):
         import torch.multiprocessing  # noqa: F401: registers torch's reductions
         model, _ = made(self.directory)
         model[0].weight.requires_grad_(False)
+        model[2].weight.kind = "kept"
         multiprocessing.context.set_spawning_popen(Spawning())
         try:
             text = bytes(multiprocessing.reduction.ForkingPickler.dumps(model))
@@ -131,6 +132,9 @@ class Lives(unittest.TestCase):
             self.assertIs(type(theirs), nn.Parameter)
             self.assertTrue(torch.equal(mine, theirs))
             self.assertEqual(mine.requires_grad, theirs.requires_grad)
+        for copy in got, pickle.loads(pickle.dumps(model)):
+            self.assertEqual([vars(each) for each in copy.parameters()],
+                             [{"kind": "kept"} if at == 4 else {} for at in range(8)])
         x = torch.ones(2, 128)
         self.assertTrue(torch.equal(model(x), got(x)))
         stepwell.torch.offloaded(model).close()

@@ -233,6 +233,23 @@ class State(Same):
             return loaded, [kind.__name__ for kind in kinds]
         self.for_each(program)
 
+    def test_hooks_of_a_program_may_wrap_a_state_dict(self):
+        def program(model, optimizer):
+            seen = []
+
+            def wrap(_, made):
+                seen.append(plain(made))
+                return {"inside": made}
+            optimizer.register_state_dict_post_hook(wrap)
+            optimizer.register_load_state_dict_pre_hook(lambda _, given: given["inside"])
+            step(model, optimizer, 0)
+            early = copy.deepcopy(optimizer.state_dict())
+            step(model, optimizer, 1)
+            optimizer.load_state_dict(early)
+            step(model, optimizer, 2)
+            return seen
+        self.for_each(program)
+
     def test_checkpoints_of_torch_distributed_do_not_step(self):
         def program(model, optimizer):
             found = []

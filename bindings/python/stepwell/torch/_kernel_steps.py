@@ -449,10 +449,12 @@ class KernelSteps(Steps):
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """As torch's, but states of 16-bit parameters keep their own dtype: torch converts them to
         the parameter's, and the kernel has them in fp32."""
-        self._renew(state_dict["state"])
         seen: List[Dict[str, Any]] = []
-        handle = self.optimizer.register_load_state_dict_pre_hook(
-            lambda _, given: seen.append(given))
+
+        def look(_: Any, given: Dict[str, Any]) -> None:  # as the program's hooks have made it
+            self._renew(given["state"])
+            seen.append(given)
+        handle = self.optimizer.register_load_state_dict_pre_hook(look)
         try:
             self.before.load_state_dict(self.optimizer, state_dict)
         finally:

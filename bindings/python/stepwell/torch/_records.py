@@ -537,20 +537,24 @@ class Offloaded(torch.nn.Parameter):
     def __reduce_ex__(self, protocol: Any) -> Any:
         record = self._stepwell
         plain = torch.nn.Parameter(record.offload.accesses.copy_of(record), self.requires_grad)
+        attributes = {name: value for name, value in vars(self).items() if name != "_stepwell"}
         if get_spawning_popen() is None:
+            vars(plain).update(attributes)
             return plain.__reduce_ex__(protocol)
         # To a spawned process by value: shared memory of the copy would end before it begins.
         here = plain.detach().cpu()
         bytes_of = ctypes.string_at(here.data_ptr(), here.nbytes) if here.numel() else b""
         return _sent, (bytes_of, record.size, record.stride, record.dtype, plain.device,
-                       self.requires_grad)
+                       self.requires_grad, attributes)
 
 
 def _sent(data: bytes, size: Any, stride: Any, dtype: Any, device: torch.device,
-          requires_grad: bool) -> Any:
+          requires_grad: bool, attributes: Dict[str, Any]) -> Any:
     made = torch.empty_strided(size, stride, dtype=dtype, device="cpu")
     ctypes.memmove(made.data_ptr(), data, len(data))
-    return torch.nn.Parameter(made.to(device), requires_grad)
+    parameter = torch.nn.Parameter(made.to(device), requires_grad)
+    vars(parameter).update(attributes)
+    return parameter
 
 
 def _replaced(parameter: Offloaded, what: str) -> RuntimeError:

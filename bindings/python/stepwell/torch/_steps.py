@@ -147,11 +147,18 @@ class Steps:
         raise NotImplementedError
 
     def state_dict(self) -> Dict[str, Any]:
+        def save(_: Any, made: Dict[str, Any]) -> None:  # before hooks of the program see it
+            made["state"] = {key: self.saved(value) if isinstance(value, ParameterState) else value
+                             for key, value in made["state"].items()}
         self.prepare()
-        made = self.before.state_dict(self.optimizer)
-        made["state"] = {key: self.saved(value) if isinstance(value, ParameterState) else value
-                         for key, value in made["state"].items()}
-        return made  # type: ignore[no-any-return]
+        handle = self.optimizer.register_state_dict_post_hook(save, prepend=True)
+        try:
+            made: Dict[str, Any] = self.before.state_dict(self.optimizer)
+        finally:
+            handle.remove()
+        if "state" in made:  # of a class that calls no hooks
+            save(None, made)
+        return made
 
     def prepare(self) -> None:
         """The states are about to be saved."""

@@ -298,6 +298,58 @@ class Numbers(unittest.TestCase):
         self.same(lambda p: torch.optim.SGD(p, 0.01, momentum=0.9,
                                             dampening=torch.tensor(0.347)))
 
+    def test_what_a_step_leaves_in_a_gradient_is_there_or_refused(self):
+        def sgd(**more):
+            return lambda p: torch.optim.SGD(p, 0.1, momentum=0.8, nesterov=True, **more)
+        on_cpu = torch.empty(0).device.type == "cpu"  # else other blocks, which do not all fit
+        for blocks, options in [(24, {"keep_gradients": True})] + on_cpu * [(512, {})]:
+            for make in (sgd(foreach=False), sgd(foreach=True, weight_decay=0.1),
+                         sgd(foreach=True, maximize=True)):
+                with Run(Stack, make, None) as plain, Run(Stack, make, blocks, **options) as run:
+                    for each in plain, run:
+                        torch.manual_seed(0)
+                        stack_loss(each.model).backward()
+                        each.optimizer.step()
+                    for one, other in zip(plain.model.parameters(), run.model.parameters()):
+                        self.assertTrue(torch.allclose(one.grad, other.grad))
+        with Run(Stack, sgd(foreach=True), 24, keep_gradients=True) as run:
+            stack_loss(run.model).backward()
+            run.optimizer.step()
+            with self.assertRaisesRegex(RuntimeError, "consumed by the update"):
+                next(run.model.parameters()).grad.sum()
+        # What is in memory of the program, or stays there.
+        for blocks, given in [(24, True), (512, True)] + on_cpu * [(512, False)]:
+            with Run(Stack, sgd(foreach=True), None) as plain, \
+                    Run(Stack, sgd(foreach=True), blocks) as run:
+                for each in plain, run:
+                    weight = next(each.model.parameters())
+                    grad = torch.ones_like(weight)
+                    if given:
+                        weight.grad = grad
+                    for seed in range(3):
+                        torch.manual_seed(seed)
+                        stack_loss(each.model).backward()
+                        each.optimizer.step()
+                        each.seen = weight.grad.clone()
+                        kept = weight.grad if given or seed != 1 else None
+                        each.optimizer.zero_grad()
+                        weight.grad = kept
+                self.assertTrue(torch.allclose(plain.seen, run.seen))
+                self.assertFalse(torch.allclose(plain.seen, torch.zeros_like(plain.seen)))
+
+    def test_an_eps_that_follows_from_the_first_parameter_is_refused(self):
+        def adafactor(**more):
+            return lambda p: torch.optim.Adafactor(p, 0.01, **more)
+
+        def mixed():
+            return nn.Sequential(nn.Linear(8, 8).bfloat16(), nn.Linear(8, 8))
+        model = mixed()
+        with self.assertRaisesRegex(ValueError, "groups of one dtype"):
+            offload(model, adafactor()(model.parameters()), 24, ".", update_in_backward=True)
+        for make, model in (adafactor(), Stack), (adafactor(eps=(1e-7, 1e-3)), mixed):
+            with Run(model, make, 24, update_in_backward=True):
+                pass
+
     def test_tensors_that_are_set_later_are_refused(self):
         with Run(Stack, adamw, 24) as run:
             run.optimizer.param_groups[0]["betas"] = [torch.tensor(0.9), torch.tensor(0.999)]

@@ -11,9 +11,9 @@ from .._enums import Allow, Partition, Retain, Tier
 from .._optimizer import Hyper
 from .._optimizer import Optimizer as Kernel
 from .._tensor import Policy, TensorSpec
-from ._kinds import Kind, kind_of, torch_order
+from ._kinds import Kind, kind_of, torch_order, writes_gradients
 from ._lazy import Lazy
-from ._records import Record, write
+from ._records import Record, own_grad, write
 from ._states import CountSource, MasterSource, ParameterState, StateSource, copied, parts, whole
 from ._steps import Steps, closure_of
 
@@ -40,6 +40,8 @@ class KernelSteps(Steps):
         self._changed: Dict[Record, ParameterState] = {}  # by the program, and not in the kernel
         self._pending = False   # an update may still be under way
         self._lent: List[torch.Tensor] = []  # gradients in plain memory, which it reads
+        # Those to which torch's step() adds the momentum buffer, times this.
+        self._left: List[Tuple[float, Record]] = []
         self._unsure: Dict[Record, int] = {}  # without entries as yet, by their step: see look()
         self._steps = 0
         self._shown_none: Dict[Record, None] = {}  # whose entries the program has set to None
@@ -136,12 +138,23 @@ class KernelSteps(Steps):
             takes_cores = offload.resident and offload.place.shares_cores
             if self._lent or takes_cores or any(record.seen_outside() for _, record in every):
                 self.finish()
+            self._leave_momentum()
             self._steps += 1
             if offload.in_backward is not None:
                 offload.in_backward.end_step()
         finally:
             offload.end_step()
         return loss
+
+    def _leave_momentum(self) -> None:
+        """Write to gradients in plain memory what torch leaves there."""
+        left, self._left = self._left, []
+        for momentum, record in left:
+            buffer = self.optimizer.state[record.parameter]["momentum_buffer"]
+            grad = own_grad(record.parameter)
+            if grad is not None:
+                with torch.no_grad():
+                    grad.add_(buffer.to(grad.dtype), alpha=momentum)
 
     def _own_gradient(self, record: Record) -> Optional[torch.Tensor]:
         """A gradient that the program has set."""
@@ -167,6 +180,9 @@ class KernelSteps(Steps):
             self.settle()
         if self._masters:
             self._give_masters()
+        groups, device = self.optimizer.param_groups, self.offload.place.device
+        written = {record: groups[group]["momentum"] for group, record in due
+                   if writes_gradients(groups[group], device)}
         # The library updates the parameters of the last call first. That one names those that share
         # blocks: a fetch of one of them waits for updates of the others in its block.
         alike: Dict[Tuple[bool, bool, float], List[Record]] = {}
@@ -176,6 +192,8 @@ class KernelSteps(Steps):
             alike.setdefault((last, keep, record.scale), []).append(record)
         for (_, keep, scale), records in sorted(alike.items(), key=lambda pair: pair[0][0]):
             own = [self._own_gradient(record) for record in records]
+            self._left += [(written[record], record) for grad, record in zip(own, records)
+                           if grad is not None and record in written]
             if not self.offload.place.lends_gradients:
                 own = [None if grad is None else grad.cpu() for grad in own]
             self._lent += [grad for grad in own if grad is not None]
@@ -185,7 +203,8 @@ class KernelSteps(Steps):
                                  0 if grad is None else grad.data_ptr() for grad in own])
         for _, record in due:
             record.changes += 1
-            record.spent = record.has_gradient and not self.offload.keep_gradients
+            record.spent = record.has_gradient and (
+                not self.offload.keep_gradients or record in written)
             if record.spent:
                 record.scale = 1.0
             if self._shown_none.pop(record, 0) is None:

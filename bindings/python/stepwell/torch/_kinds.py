@@ -86,6 +86,16 @@ def torch_order(optimizer: torch.optim.Optimizer) -> bool:
     return not any(group.get("fused") or group.get("foreach") for group in optimizer.param_groups)
 
 
+def writes_gradients(group: Dict[str, Any], device: torch.device) -> bool:
+    """Whether torch's step() leaves something else in `.grad`: SGD with nesterov, by operations on
+    lists of tensors, adds the momentum there."""
+    lists = group.get("foreach")
+    if lists is None:  # as torch chooses
+        lists = device.type != "cpu" and not group.get("fused")
+    return bool(group.get("nesterov") and lists
+                and not group["weight_decay"] and not group["maximize"])
+
+
 def states_of(optimizer: torch.optim.Optimizer) -> int:
     """The maximum number of fp32 states per parameter, as far as known."""
     kind = kind_of(optimizer)

@@ -186,6 +186,13 @@ def check_updates(optimizer: Optional[torch.optim.Optimizer], keep_gradients: bo
             f"update_in_backward=True runs an optimizer for one parameter after the other, and "
             f"{type(optimizer).__name__} is no class of torch.optim, whose code does nothing for "
             "all of them together: leave the argument out")
+    if update_in_backward and isinstance(optimizer, torch.optim.Adafactor) and any(
+            group["eps"][0] is None and len({each.dtype for each in group["params"]}) > 1
+            for group in optimizer.param_groups):
+        raise ValueError(
+            "update_in_backward=True runs Adafactor for one parameter after the other, and without "
+            "eps=(number, ...) its first eps follows from the dtype of the first one with a "
+            "gradient: give the number, or groups of one dtype")
     if update_in_backward and keep_gradients:
         raise ValueError("update_in_backward=True uses up each gradient in backward, so "
                          "keep_gradients=True has none to keep: give one of them")

@@ -118,7 +118,8 @@ Status OptimizerTable::optimizer_step(stw_optimizer *optimizer, const stw_update
     const bool speculates = (step.flags & STW_UPDATE_SPECULATE) != 0;
     update::StepOptions waiting = step;
     waiting.flags |= STW_UPDATE_WAIT;
-    const bool waits_for_others = check_own_views(body, waiting).ok();
+    const bool conceals = machine_.touches && !speculates;
+    const bool waits_for_others = conceals && check_own_views(body, waiting).ok();
     update::StepResult result;
     const residency::Instant begin = dispatch_.now();
     Status status = machine_.ranks ? step_on_ranks(body, tensors, some, step, &result)
@@ -128,7 +129,7 @@ Status OptimizerTable::optimizer_step(stw_optimizer *optimizer, const stw_update
         recorder_.add_stall_of(recorder_.current_step(), observe::Stall::kUpdate, residency::kNone,
                                begin, dispatch_.now());
     }
-    if (machine_.touches && !speculates) {
+    if (conceals) {
         Status concealed = await_concealed(changed_by(body, tensors, some), waits_for_others,
                                            dispatch_.deadline(begin, options.timeout_ns));
         if (status.ok()) status = std::move(concealed);

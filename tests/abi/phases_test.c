@@ -145,6 +145,28 @@ TEST(abort_drops_the_gradients_summed_in_the_step)
     machine_close(runtime);
 }
 
+/* It is emptied by the thread that has read it. */
+TEST(a_drain_waits_for_what_an_aborted_step_empties)
+{
+    stw_runtime *runtime = machine_open_as(machine_small());
+    float *local = calloc(20000, sizeof *local);
+    stw_phase *phase = NULL;
+    assert_non_null(local);
+    ok(stw_phase_create(runtime, "p", &phase));
+    for (int round = 0; round < 300; ++round) {
+        stw_tensor *gradient = tensor_f32(runtime, "gradient", 20000);
+        ok(stw_step_begin(phase));
+        ok(stw_reduce(gradient, local, NULL));
+        ok(stw_evict(runtime, &gradient, 1, STW_TIER_HOST, 0, 0));
+        ok(stw_step_abort(phase, STW_STREAM_HOST));
+        ok(stw_runtime_drain(runtime, 0));
+        ok(stw_tensor_destroy(&gradient, 1));
+    }
+    free(local);
+    ok(stw_phase_destroy(phase));
+    machine_close(runtime);
+}
+
 TEST(a_fetch_names_its_phase_or_belongs_to_the_step_begun_last)
 {
     stw_runtime *runtime = machine_open_as(machine_small());

@@ -211,11 +211,15 @@ Status Steps::abort_step(stw_phase *phase, void *stream)
 void Steps::empty_behind(residency::TensorId tensor)
 {
     struct Emptying {
-        TierAccess *pieces;
+        Steps *owner;
         residency::ClaimId claim;
         residency::TensorId tensor;
     };
-    auto *work = new Emptying{&pieces_, pieces_.claim_alone(tensor), tensor};
+    auto *work = new Emptying{this, pieces_.claim_alone(tensor), tensor};
+    {
+        MutexLock lock(dispatch_.mutex());
+        ++emptying;
+    }
     update::Piece piece;
     piece.tensor = tensor;
     piece.access = residency::Access::kRead;
@@ -224,9 +228,13 @@ void Steps::empty_behind(residency::TensorId tensor)
         work->claim, &piece, 1, residency::kAnyCpuPlace, residency::Class::kDemand,
         [](void *user, const Status &status, uint64_t ticket, void *const *) {
             auto *mine = static_cast<Emptying *>(user);
-            if (status.ok()) mine->pieces->release(ticket, 0);
-            mine->pieces->unclaim(mine->claim, &mine->tensor, 1, 1);
+            Steps &owner = *mine->owner;
+            if (status.ok()) owner.pieces_.release(ticket, 0);
+            owner.pieces_.unclaim(mine->claim, &mine->tensor, 1, 1);
             delete mine;
+            MutexLock lock(owner.dispatch_.mutex());
+            --owner.emptying;
+            owner.dispatch_.note_progress();
         },
         work);
 }

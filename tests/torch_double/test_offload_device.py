@@ -7,6 +7,7 @@ usage: test_offload_device.py MODULE, over the double of CUDA's driver.
 import contextlib
 import copy
 import ctypes
+import gc
 import os
 import sys
 import unittest
@@ -892,6 +893,7 @@ class Traps(Case):
                 made = self.offload(model, optimizer, device_bytes=32 * MIB)
             data = training.numbers(8, 512)(0).to("late")
             torch.late.synchronize()
+            gc.collect()  # what earlier tests have left ends now, and not in the forward pass
             before = torch.late.memory_allocated()
             torch.late.reset_peak_memory_stats()
             with torch.autocast("late", torch.bfloat16):

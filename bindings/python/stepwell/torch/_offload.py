@@ -461,17 +461,25 @@ class Offload:
         self.runtime.drain()
         if self.model is not None:
             self.let_go(self.model)
+        outlived = {}  # these take room: last
         for record in self.records:
             gradient = (own_grad(record.parameter) if not record.has_gradient
                         else record.grad_source().end() if record.spent
                         else record.last_gradient())
-            record.restore()
+            data = record.copy()
+            if record.is_outlived():
+                outlived[record] = data, gradient
+                continue
+            record.restore(data)
             record.parameter.grad = gradient
         for source in list(self.sources.values()):
             if self.ranks is None or source.of_all:
                 source.settle()
         if hasattr(self.optimizer, "_stepwell"):
             _optimizer.restore(self.optimizer)
+        for record, (data, gradient) in outlived.items():
+            record.restore(data, in_place=True)
+            record.parameter.grad = gradient
         self.closed = True
         if model is not None:
             offloads.pop(model, None)

@@ -190,13 +190,20 @@ class Record:
         if parameter.requires_grad:
             self.hook()
 
-    def restore(self) -> None:
-        """Make it a plain parameter: with its own memory, or over that of its tensor as long as
-        there are other tensors and arrays over it."""
+    def is_outlived(self) -> bool:
+        """Whether other tensors and arrays are over its memory on the CPU."""
+        offload = self.offload
+        return (offload.place.is_host and offload.ranks is None
+                and users_of(self.alias) > 2 + len(self.views))
+
+    def copy(self) -> torch.Tensor:
+        return read(self.offload.place, self.tensor, self.size, self.stride, self.dtype)
+
+    def restore(self, data: torch.Tensor, in_place: bool = False) -> None:
+        """Make it a plain parameter: over a copy of its bytes, or over its tensor's memory as long
+        as there are others over it."""
         parameter = self.parameter
-        stays = self._stays_in_place()
-        if not stays:
-            data = read(self.offload.place, self.tensor, self.size, self.stride, self.dtype)
+        stays = in_place and self._stays()
         if self.hooked is not None:
             self.hooked.remove()
         parameter.__class__ = torch.nn.Parameter
@@ -204,12 +211,7 @@ class Record:
         if not stays:
             self.offload.place.kind.set_data(parameter, data)
 
-    def _stays_in_place(self) -> bool:
-        offload = self.offload
-        if not offload.place.is_host or offload.ranks is not None:
-            return False
-        if users_of(self.alias) <= 2 + len(self.views):
-            return False
+    def _stays(self) -> bool:
         try:
             self.thaw()
             view = self.tensor.fetch(Access.READ_WRITE)

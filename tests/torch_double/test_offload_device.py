@@ -979,6 +979,14 @@ class Refusals(Case):
         with self.assertRaisesRegex(NotImplementedError, "capture modules inside of it"):
             model(training.numbers(8, WIDTH)(0).to("late"))
 
+    def test_a_trace_of_its_calls_is_refused(self):
+        model, _ = make("adamw")
+        self.offload(model)
+        data = training.numbers(8, WIDTH)(0).to("late")
+        with self.assertRaisesRegex(NotImplementedError, "trace copy.deepcopy"):
+            torch.jit.trace(model, data)
+        traced = torch.jit.trace(copy.deepcopy(model), data)
+        self.assertTrue(torch.equal(traced(data), model(data)))
 
 
 if __name__ == "__main__":

@@ -261,6 +261,11 @@ class Offload:
             raise NotImplementedError(
                 "a graph is captured around a call of the offloaded model, and repeated it would "
                 "find other bytes in the device's memory: capture modules inside of it, or none")
+        if not self.place.is_host and torch._C._get_tracing_state() is not None:
+            raise NotImplementedError(
+                "torch.jit.trace() of the offloaded model reads its parameters later without a "
+                "call of its modules, when others may lie in the device's memory: trace "
+                "copy.deepcopy(model)")
         self.mark()
         if self.optimizer is not None and torch.is_grad_enabled() and module.training:
             self.begin_train()

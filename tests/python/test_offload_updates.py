@@ -447,6 +447,55 @@ class Numbers(unittest.TestCase):
                 for seed in range(3):
                     self.assertEqual(run.step(seed, loss), plain.step(seed, loss))
 
+    def test_views_of_weights_as_other_numbers_are_saved(self):
+        class Filter(nn.Module):
+            def __init__(self, bits):
+                super().__init__()
+                self.weight = nn.Parameter(torch.randn(64, 128, 2))
+                self.bits = bits
+
+            def forward(self, x):
+                x = x * self.bits(torch.view_as_complex(self.weight))
+                return torch.view_as_real(x).sum(-1) if x.is_complex() else x
+
+        def loss(model):
+            return model(torch.ones(64, 128).cumsum(0) / 64).square().mean()
+        for bits in lambda w: w, torch.conj, lambda w: w.conj().imag:
+            def make(bits=bits):
+                torch.manual_seed(0)
+                return nn.Sequential(nn.Linear(128, 128), Filter(bits),
+                                     *(nn.Linear(128, 128) for _ in range(6)))
+            with Run(make, adamw, None) as plain, Run(make, adamw, 24) as run:
+                for seed in range(3):
+                    self.assertEqual(run.step(seed, loss), plain.step(seed, loss))
+
+        class Bytes(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.randn(128, 128).bfloat16().view(torch.uint8),
+                                           requires_grad=False)
+                self.linear = nn.Linear(128, 128)
+
+            def forward(self, x):
+                return self.linear(x) @ self.weight.view(torch.bfloat16).float()
+
+        def stack():
+            return nn.Sequential(*(Bytes() for _ in range(4)))
+        with Run(stack, adamw, None) as plain, Run(stack, adamw, 24) as run:
+            for seed in range(3):
+                self.assertEqual(run.step(seed, loss), plain.step(seed, loss))
+
+    def test_scalars_of_numpy_are_computed_with_as_torch_does(self):
+        try:
+            import numpy
+        except ImportError:
+            self.skipTest("NumPy is not installed")
+        self.same(lambda p: torch.optim.AdamW(p, numpy.float32(0.01)))
+        with Run(Stack, adamw, 24) as run:
+            run.optimizer.param_groups[0]["lr"] = numpy.float32(0.01)
+            with self.assertRaisesRegex(RuntimeError, "scalars of NumPy"):
+                run.step(0, stack_loss)
+
     def test_a_buffer_over_a_parameter_is_refused(self):
         model = nn.Sequential(nn.Linear(8, 8))
         model.register_buffer("alias", model[0].weight.detach())

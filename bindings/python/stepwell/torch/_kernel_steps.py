@@ -125,7 +125,8 @@ class KernelSteps(Steps):
             raise RuntimeError(
                 f"{self.before.__name__} was offloaded to be stepped by a kernel, and its groups "
                 "ask for what it has not now (amsgrad, capturable, differentiable, another kind of "
-                "decay, groups that differ in having momentum, tensors as hyper-parameters): "
+                "decay, groups that differ in having momentum, tensors as hyper-parameters, or "
+                "scalars of NumPy, which float() makes numbers): "
                 "close() the model and offload again")
         offload = self.offload
         try:

@@ -52,6 +52,9 @@ KINDS = {
 }
 
 
+_SETTINGS = "lr", "betas", "eps", "weight_decay", "lr_decay", "momentum", "dampening"
+
+
 def kind_of(optimizer: torch.optim.Optimizer, own: Any = None) -> Optional[Kind]:
     """The kernel of an optimizer; None: it runs its own code. own: its class before offload()."""
     own = own or type(optimizer)
@@ -69,6 +72,9 @@ def kind_of(optimizer: torch.optim.Optimizer, own: Any = None) -> Optional[Kind]
                 else ("lr", "betas", "eps", "lr_decay", "weight_decay"))
                 for value in _numbers(group.get(name))):
             return None  # torch computes with them in fp32
+        if not all(isinstance(value, (int, float, torch.Tensor, type(None))) for name in _SETTINGS
+                   for value in _numbers(group.get(name))):
+            return None  # NumPy's scalars, with which torch computes in their precision
     if own is torch.optim.SGD:
         # Groups with and without momentum differ in states; a kernel has only one form.
         if len({bool(group["momentum"]) for group in optimizer.param_groups}) > 1:

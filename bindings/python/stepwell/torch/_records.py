@@ -123,6 +123,19 @@ def at_address(place: Place, tensor: Tensor, size: Tuple[int, ...],
     return made.view(-1).as_strided(size, stride)
 
 
+def view_like(base: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """What `like` is of its own base."""
+    place = like.size(), like.stride(), like.storage_offset()
+    if like.dtype == base.dtype:
+        view = base.as_strided(*place)
+    else:  # by view_as_complex(), view_as_real() or view(dtype)
+        empty: Any = torch.empty(0, dtype=like.dtype, device=base.device)
+        view = empty.set_(base.untyped_storage(), place[2], *place[:2])
+    if like.is_conj():
+        view = view.conj()
+    return torch._neg_view(view) if like.is_neg() else view
+
+
 class Record:
     """One parameter of the model, with any number of names and modules."""
 
@@ -226,12 +239,13 @@ class Record:
 
     def view(self, like: torch.Tensor) -> torch.Tensor:
         """A view of the parameter. It is kept, since a module makes the same views each time."""
-        key = like.size(), like.stride(), like.storage_offset()
+        key = (like.size(), like.stride(), like.storage_offset(), like.dtype, like.is_conj(),
+               like.is_neg())
         found = self.views.get(key)
         if found is None:
             if len(self.views) >= _VIEWS:
                 self.views.clear()
-            found = self.views[key] = self.alias.as_strided(*key)
+            found = self.views[key] = view_like(self.alias, like)
         return found
 
     @property

@@ -15,7 +15,7 @@ import torch
 from ..errors import BudgetError
 from ._gradients import Arrived
 from ._private import not_compiled
-from ._records import Absent, Record
+from ._records import Absent, Record, view_like
 from ._units import HELD, Unit
 
 if TYPE_CHECKING:
@@ -57,8 +57,7 @@ class Saved:
         unit = record.unit
         data = self.data
         if task < 0 or unit is None:  # a node is read outside a backward pass
-            return record.offload.accesses.pinned(record).as_strided(
-                data.size(), data.stride(), data.storage_offset())
+            return view_like(record.offload.accesses.pinned(record), data)
         record.offload.backward.pin(unit, task, _node())
         return data
 

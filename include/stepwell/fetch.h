@@ -151,7 +151,7 @@ enum { /* flags of stw_release */
  *
  * Ownership: the views end.  Threads: any thread.
  * Blocks:    never, except REDUCE with STW_RUNTIME_FAULT_IN: until transfers and copies that use
- *            the tensor's address are over, so that nobody reads the old sum there.
+ *            the tensor's address are over, so that no access reads the old sum.
  * A WRITE view that is released unwritten leaves the old contents of its memory: use ABANDON.
  * Errors:    INVALID (double, stale, torn), and the first background error of these tensors. As
  *            stw_tensor_discard if DISCARD is refused: the view has ended, and the contents stay.

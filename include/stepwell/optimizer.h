@@ -304,8 +304,8 @@ typedef struct stw_update_result {
  *            the verdict (norm and skip known), and with STW_UPDATE_WAIT until its last byte, on a
  *            device that updates until that is enqueued; or timeout_ns. With STW_RUNTIME_FAULT_IN
  *            also, without being interrupted, until transfers and copies that use addresses of
- *            what it changes are over and tensors that share a block are updated, so that nobody
- *            reads old bytes there; TIMEOUT if that lasts.
+ *            what it changes are over and tensors that share a block are updated, so that no
+ *            access reads old bytes there; TIMEOUT if that lasts.
  * Errors:    OK, SKIPPED; INVALID, NOT_FOUND, BUDGET, IO, CHECKSUM, TIMEOUT, INTERRUPTED, BUSY (it
  *            would wait for a view that its thread holds: of a gradient for the verdict, of any of
  *            the tensors with STW_UPDATE_WAIT). Over ranks, as they share the verdict: MISMATCH

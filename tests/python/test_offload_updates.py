@@ -317,7 +317,7 @@ class Numbers(unittest.TestCase):
             run.optimizer.step()
             with self.assertRaisesRegex(RuntimeError, "consumed by the update"):
                 next(run.model.parameters()).grad.sum()
-        # What is in memory of the program, or stays there.
+        # Gradients in plain memory have what torch leaves there.
         for blocks, given in [(24, True), (512, True)] + on_cpu * [(512, False)]:
             with Run(Stack, sgd(foreach=True), None) as plain, \
                     Run(Stack, sgd(foreach=True), blocks) as run:

@@ -122,7 +122,8 @@ def warn_of_held(parameters: List[Tuple[str, torch.nn.Parameter]],
     """Warn if the program holds gradients or states, as a checkpoint does that states were loaded
     from: they keep their memory, and the values of now."""
     states = {} if optimizer is None else optimizer.state
-    # References to a tensor that a dict holds, and to a gradient that nobody else holds.
+    # Python counts so many references to a tensor that only a dict holds, and below to a gradient
+    # that only its parameter holds.
     state: Any = {0: torch.empty(1)}
     value = state[0]
     usual = sys.getrefcount(value)

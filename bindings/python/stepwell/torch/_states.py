@@ -95,7 +95,7 @@ class CountSource(Source):
     __slots__ = ("_steps",)
 
     def __init__(self, steps: Any, record: Record) -> None:
-        # As torch makes it, by the default of the moment.
+        # Torch makes a count in the default dtype at its first step.
         wide = torch.get_default_dtype() == torch.float64
         super().__init__(record, (), (), torch.float64 if wide else torch.float32)
         self._steps = steps

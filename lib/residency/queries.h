@@ -198,6 +198,11 @@ public:
     [[nodiscard]] bool is_blocked(FetchId fetch) const { return fetches_.is_blocked(fetch); }
     // There are views, pins, or fetches with their locks (claims do not count).
     [[nodiscard]] bool in_use(TensorId tensor) const;
+    // The claim has it, and no view or hint that came before.
+    [[nodiscard]] bool is_alone(ClaimId claim, TensorId tensor) const
+    {
+        return claimed_by(tensor) == claim && !in_use(tensor) && !tensors_[tensor].writer;
+    }
     [[nodiscard]] bool is_written(TensorId tensor) const  // by one of these
     {
         return tensors_[tensor].writer && !tensors_[tensor].hinted;

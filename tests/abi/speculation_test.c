@@ -321,6 +321,45 @@ TEST(a_rejected_step_leaves_no_trace)
     machine_close(runtime);
 }
 
+/* Early steps after many that were set back read no gradient: nothing has waited for who does. */
+TEST(a_rejection_empties_a_gradient_behind_who_reads_it)
+{
+    machine wanted = small_host();
+    wanted.device_blocks = 256;
+    wanted.nvme_driver = "fault";
+    wanted.nvme_options = "inner=posix;delay_read=1:20000000";
+    stw_runtime *runtime = machine_open_as(wanted);
+    trainee here = trainee_in(runtime, STW_F32);
+    for (int step = 0; step < 10; ++step) {
+        give_gradients(&here, step, 0);
+        for (int i = 0; i < PARAMETERS; ++i) early_step(&here, i);
+        (void)verdict(&here, 1e-3);
+    }
+    for (int viewed = 0; viewed < 2; ++viewed) {
+        stw_tensor *gradient = here.gradients[0];
+        const stw_fetch_request request = request_of(gradient, STW_READ);
+        stw_view view;
+        ok(stw_tensor_fill(gradient, 3.0, NULL));
+        ok(stw_evict(runtime, &gradient, 1, STW_TIER_DEVICE, 0, 0));
+        ok(stw_evict(runtime, &gradient, 1, STW_TIER_HOST, 0, 0));
+        if (viewed)
+            view = view_get(runtime, gradient, STW_READ);
+        else
+            ok(stw_prefetch(runtime, &request, 1)); /* takes a while */
+        early_step(&here, 0);
+        assert_int_equal(reject(&here, 0, NULL), STW_SKIPPED);
+        if (viewed) {
+            assert_int_equal(info_of(gradient).state, STW_STATE_VALID);
+            assert_float(((const float *)view.pointer)[ELEMENTS - 1], 3.0F);
+            view_put(&view);
+        }
+        ok(stw_runtime_drain(runtime, 0));
+        assert_int_equal(info_of(gradient).state, STW_STATE_EMPTY);
+    }
+    trainee_leave(&here);
+    machine_close(runtime);
+}
+
 /* The batch after one that was given up is not trained on top of it. */
 TEST(an_aborted_phase_rejects_what_was_speculated_in_it)
 {

@@ -202,41 +202,10 @@ Status Steps::abort_step(stw_phase *phase, void *stream)
     dispatch_.act([&](Core &, Commands &out) STW_REQUIRES(runtime_lock) {
         for (const residency::TensorId tensor : reduced) wholes_.drop_partial(tensor, out);
     });
-    for (const residency::TensorId tensor : reduced) empty_behind(tensor);
+    for (const residency::TensorId tensor : reduced)  // after the sums under way
+        pieces_.empty_behind(pieces_.claim_alone(tensor), tensor);
     if (!machine_.touches || !rejected.ok()) return rejected;
     return machine_.touches->await_concealed(views_, reduced, false, dispatch_.deadline(0));
-}
-
-// Empties the tensor under a claim, which is served after the sums under way.
-void Steps::empty_behind(residency::TensorId tensor)
-{
-    struct Emptying {
-        Steps *owner;
-        residency::ClaimId claim;
-        residency::TensorId tensor;
-    };
-    auto *work = new Emptying{this, pieces_.claim_alone(tensor), tensor};
-    {
-        MutexLock lock(dispatch_.mutex());
-        ++emptying;
-    }
-    update::Piece piece;
-    piece.tensor = tensor;
-    piece.access = residency::Access::kRead;
-    piece.byte_count = 1;
-    pieces_.fetch(
-        work->claim, &piece, 1, residency::kAnyCpuPlace, residency::Class::kDemand,
-        [](void *user, const Status &status, uint64_t ticket, void *const *) {
-            auto *mine = static_cast<Emptying *>(user);
-            Steps &owner = *mine->owner;
-            if (status.ok()) owner.pieces_.release(ticket, 0);
-            owner.pieces_.unclaim(mine->claim, &mine->tensor, 1, 1);
-            delete mine;
-            MutexLock lock(owner.dispatch_.mutex());
-            --owner.emptying;
-            owner.dispatch_.note_progress();
-        },
-        work);
 }
 
 namespace {

@@ -48,8 +48,6 @@ public:
     Status declare_step(stw_phase *phase, std::vector<DeclaredUse> uses);
 
     observe::StepHistory history STW_GUARDED_BY(runtime_lock);
-    // Gradients of aborted steps that are still to be emptied, by no thread of the program.
-    uint32_t emptying STW_GUARDED_BY(runtime_lock) = 0;
 
     void after_round(residency::Instant now, Commands &out) override STW_REQUIRES(runtime_lock);
     [[nodiscard]] uint64_t metadata_bytes() const override STW_REQUIRES(runtime_lock)
@@ -60,7 +58,6 @@ public:
 private:
     void sample_tiers(residency::Instant time) STW_REQUIRES(runtime_lock);
     void close_step(Phase &phase) STW_REQUIRES(runtime_lock);
-    void empty_behind(residency::TensorId tensor);
 
     Placement &placement_;
     StreamOrder &streams_;

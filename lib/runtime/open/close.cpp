@@ -27,7 +27,7 @@ Status Runtime::drain(uint64_t timeout_ns)
     // Snapshots are checked too: a copy that is between two chunks has no fetch or transfer, and
     // neither has a gradient that is just being emptied.
     while (dispatch.core.transfers_in_flight() > 0 || dispatch.core.waiting_fetches() > 0 ||
-           !copies.snapshots.under_way.empty() || calls.steps.emptying > 0 ||
+           !copies.snapshots.under_way.empty() || updates.pieces.emptying > 0 ||
            !ranks.collectives.is_idle()) {
         STW_TRY(dispatch.interrupted_since(begin));
         if (dispatch.wait_progress(deadline)) continue;

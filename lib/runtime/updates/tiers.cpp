@@ -15,6 +15,7 @@
 #include "lib/transfer/engine.h"
 
 #include <algorithm>
+#include <memory>
 
 namespace stepwell {
 
@@ -69,15 +70,55 @@ residency::ClaimId TierAccess::take_claim(residency::ClaimKind kind,
 void TierAccess::unclaim(residency::ClaimId claim, const residency::TensorId *tensors, uint32_t n,
                          uint64_t emptied)
 {
+    uint64_t later = 0;  // of an update that was rejected before it fetched anything
     dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
         for (uint32_t i = 0; i < n; ++i) {
             const bool empties = (emptied >> i & 1) != 0;
+            if (empties && !core.is_alone(claim, tensors[i])) {
+                later |= uint64_t{1} << i;
+                continue;
+            }
             core.unclaim_tensor(claim, tensors[i], empties, out);
             if (empties && handles_.at(tensors[i]) != nullptr)
                 recorder_.note_discard(schedule::Lane::kUpdate, tensors[i]);
         }
         recorder_.plan_due = true;  // plans skip tensors that are claimed
     });
+    for (uint32_t i = 0; later >> i != 0; ++i)
+        if ((later >> i & 1) != 0) empty_behind(claim, tensors[i]);
+}
+
+void TierAccess::empty_behind(residency::ClaimId claim, residency::TensorId tensor)
+{
+    struct Emptying {
+        TierAccess *owner;
+        residency::ClaimId claim;
+        residency::TensorId tensor;
+    };
+    auto *work = new Emptying{this, claim, tensor};
+    {
+        MutexLock lock(dispatch_.mutex());
+        ++emptying;
+    }
+    update::Piece piece;
+    piece.tensor = tensor;
+    piece.access = residency::Access::kRead;
+    piece.byte_count = 1;
+    fetch(
+        claim, &piece, 1, residency::kAnyCpuPlace, residency::Class::kDemand,
+        [](void *user, const Status &status, uint64_t ticket, void *const *) {
+            const std::unique_ptr<Emptying> mine(static_cast<Emptying *>(user));
+            TierAccess &owner = *mine->owner;
+            if (status.ok()) owner.release(ticket, 0);
+            owner.dispatch_.act([&](Core &core, Commands &out) STW_REQUIRES(runtime_lock) {
+                core.unclaim_tensor(mine->claim, mine->tensor, true, out);
+                if (owner.handles_.at(mine->tensor) != nullptr)
+                    owner.recorder_.note_discard(schedule::Lane::kUpdate, mine->tensor);
+                owner.recorder_.plan_due = true;
+                --owner.emptying;
+            });
+        },
+        work);
 }
 
 // The engine frees a transfer before it reports its end to the sink.

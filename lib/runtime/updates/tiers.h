@@ -55,6 +55,11 @@ public:
     [[nodiscard]] bool moves() override;
     void updates_wait() override;
     residency::ClaimId claim_alone(residency::TensorId tensor);
+    // Empties the tensor under the claim, and ends this, when what had the tensor before has ended:
+    // earlier claims, views, hints.
+    void empty_behind(residency::ClaimId claim, residency::TensorId tensor);
+    // Tensors that are still to be emptied so, by no thread of the program.
+    uint32_t emptying STW_GUARDED_BY(runtime_lock) = 0;
 
     [[nodiscard]] uint64_t block_bytes() const override;
     [[nodiscard]] uint64_t pack_offset(residency::TensorId tensor) const override;

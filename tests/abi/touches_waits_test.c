@@ -50,6 +50,13 @@ static void *fill_with_fives(void *argument)
     return NULL;
 }
 
+static void *commit(void *argument)
+{
+    work *mine = argument;
+    mine->status = stw_commit(mine->runtime, NULL, NULL);
+    return NULL;
+}
+
 static void *ask_to_write(void *argument)
 {
     work *mine = argument;
@@ -109,6 +116,34 @@ TEST(a_write_beside_an_own_view_goes_before_what_waits_for_that_view)
     assert_float(((const volatile float *)view.pointer)[5], 2.0F);
     view_put(&view);
     join(&other);
+    assert_float(touched_read(address + 5), 5.0F);
+    machine_close(runtime);
+}
+
+/* The commit waits for the other thread, and that for the view: each touch has its turn. */
+TEST(a_write_beside_an_own_view_goes_before_a_commit_that_waits_for_its_end)
+{
+    machine wanted = machine_touched();
+    wanted.store_name = "touched";
+    wanted.flags |= STW_RUNTIME_OVERWRITE;
+    stw_runtime *runtime = machine_open_as(wanted);
+    stw_tensor_spec spec = spec_f32("x", ELEMENTS);
+    spec.flags = STW_TENSOR_DURABLE;
+    work fills = {.runtime = runtime, .tensor = tensor_make(runtime, &spec)}, commits = fills;
+    ok(stw_tensor_fill(fills.tensor, 1.0, NULL));
+    volatile float *const address = touched_address(fills.tensor);
+    stw_view view = view_get(runtime, fills.tensor, STW_READ);
+    begin(&fills, fill_with_fives);
+    await_busy(runtime, fills.tensor);
+    begin(&commits, commit);
+    for (int i = 0; i < 2000; ++i) {
+        address[i] = 2.0F;
+        await_busy(runtime, fills.tensor); /* which ends the view that the touch keeps */
+    }
+    assert_float(((const volatile float *)view.pointer)[1999], 2.0F);
+    view_put(&view);
+    join(&fills);
+    join(&commits);
     assert_float(touched_read(address + 5), 5.0F);
     machine_close(runtime);
 }

@@ -200,12 +200,11 @@ Status Faults::fetch_touched(const RequestedRange &range, uint32_t owner)
     machine_.touches->keep(view);
     // Whatever began to wait since `before` could not end this view, so end it here. An older fetch
     // waits for a view of the program; ending this view for it would only make the fault come
-    // again.
+    // again. Who waits for progress is told of this event, and ends the view if it has to wait on.
     dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {
         const residency::TensorId id = range.tensor->id;
         const bool claimed = core.claimed_by(id) != 0 && core.claimed_by(id) != claim;
-        if (claimed || core.is_awaited(id, before) || dispatch_.waits_for_progress())
-            dispatch_.give_way_soon();
+        if (claimed || core.is_awaited(id, before)) dispatch_.give_way_soon();
     });
     return {};
 }

@@ -151,7 +151,6 @@ bool Dispatcher::wait_progress(Instant deadline)
 {
     const Instant time = now();
     if (time >= deadline) return false;
-    ++progress_waits_;
     const uint64_t seen = progress_made_;
     {
         const MutexUnlock unlocked(mutex());
@@ -160,7 +159,6 @@ bool Dispatcher::wait_progress(Instant deadline)
     if (progress_made_ == seen)
         (void)progress_.wait_until(mutex(),
                                    std::min<uint64_t>(deadline, time + 3600ull * 1000000000ull));
-    --progress_waits_;
     return true;
 }
 

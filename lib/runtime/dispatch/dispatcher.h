@@ -87,7 +87,6 @@ public:
     // After the event, since a view that a touch keeps may be in the way.
     void give_way_soon() { gives_way_.store(true); }
     [[nodiscard]] bool gives_way_now() { return gives_way_.exchange(false); }
-    [[nodiscard]] bool waits_for_progress() const { return progress_waits_.load() > 0; }
 
     // ---- progress ------------------------------------------------------------------------------
     // Incremented whenever a waited-for condition may have changed.
@@ -158,7 +157,6 @@ private:
     uint64_t progress_made_ STW_GUARDED_BY(runtime_lock) = 0;
     std::atomic<uint32_t> stuck_{0};
     std::atomic<bool> gives_way_{false};
-    std::atomic<uint32_t> progress_waits_{0};  // threads in wait_progress()
 
     int timer_fd_ = -1;
     std::thread timer_;

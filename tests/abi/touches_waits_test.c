@@ -288,6 +288,31 @@ TEST(who_gives_a_verdict_does_not_wait_for_the_fault_of_who_waits_for_it)
     }
 }
 
+/* A call that begins nothing has no change to wait for, and this thread has the verdict to give. */
+TEST(a_step_that_is_refused_waits_for_no_verdict)
+{
+    stw_runtime *runtime = machine_open_as(machine_touched());
+    stw_tensor *parameter = tensor_f32(runtime, "small", 100);
+    stw_tensor *gradient = tensor_f32(runtime, "small.grad", 100);
+    stw_optimizer *optimizer = optimizer_make(runtime, STW_OPTIMIZER_SGD);
+    optimizer_add(optimizer, parameter, gradient);
+    ok(stw_tensor_fill(parameter, 1.0, NULL));
+    ok(stw_tensor_fill(gradient, 1.0, NULL));
+    const speculated here = {runtime, optimizer, parameter, gradient, touched_address(parameter)};
+    step_with(&here, STW_UPDATE_SPECULATE);
+    ok(stw_runtime_drain(runtime, 0));
+    stw_update_options options = STW_UPDATE_OPTIONS_INIT;
+    options.flags = STW_UPDATE_MEASURE;
+    options.timeout_ns = 60 * SECOND_NS;
+    const uint64_t begin_ns = clock_ns();
+    fails(stw_optimizer_step(optimizer, &options, NULL), STW_ERROR_INVALID, "only measures");
+    assert_true(clock_ns() - begin_ns < 20 * SECOND_NS);
+    step_with(&here, STW_UPDATE_REJECT);
+    assert_float(touched_read(here.address), 1.0F);
+    ok(stw_optimizer_destroy(optimizer));
+    machine_close(runtime);
+}
+
 TEST(steps_and_commits_get_on_beside_touches_of_another_thread)
 {
     machine wanted = machine_touched();

@@ -71,6 +71,11 @@ void Faults::hide_block(PlaceId place, residency::Slot slot)
     (void)at.ops->home(at.memory, slot);
 }
 
+bool Faults::awaits_verdict(residency::TensorId tensor) const
+{
+    return machine_.pipeline->verdict_from(tensor, true).has_value();
+}
+
 // The unused rest of the last block counts as the tensor's.
 stw_tensor *Faults::tensor_at(uintptr_t address, PlaceId *place_out)
 {

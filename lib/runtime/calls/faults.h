@@ -31,6 +31,8 @@ private:
     bool show_block(residency::PlaceId place, residency::Slot slot, residency::PackId pack,
                     uint32_t index, bool writable) override STW_REQUIRES(runtime_lock);
     void hide_block(residency::PlaceId place, residency::Slot slot) override;
+    [[nodiscard]] bool awaits_verdict(residency::TensorId tensor) const override
+        STW_REQUIRES(runtime_lock);
     stw_tensor *tensor_at(uintptr_t address, residency::PlaceId *place_out)
         STW_REQUIRES(runtime_lock);
     Status serve(const MemoryFault &fault) override;

@@ -189,6 +189,7 @@ bool Touches::is_viewed(const ViewTable &views, residency::TensorId tensor) cons
 bool Touches::is_seen(const ViewTable &views, residency::TensorId tensor, bool with_shared) const
 {
     const residency::Core &core = dispatch_.core;
+    if (server_.awaits_verdict(tensor)) return false;
     if (core.shares_blocks(tensor)) {
         return with_shared && core.is_barred(tensor, residency::Access::kRead) &&
                !is_viewed(views, tensor);

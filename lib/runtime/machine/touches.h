@@ -29,6 +29,9 @@ public:
     virtual bool show_block(residency::PlaceId place, residency::Slot slot, residency::PackId pack,
                             uint32_t index, bool writable) STW_REQUIRES(runtime_lock) = 0;
     virtual void hide_block(residency::PlaceId place, residency::Slot slot) = 0;
+    // Its update has done what it does before its verdict.
+    [[nodiscard]] virtual bool awaits_verdict(residency::TensorId tensor) const
+        STW_REQUIRES(runtime_lock) = 0;
     // On a thread of the touches, with no lock held. The access is retried after it returns.
     virtual Status serve(const MemoryFault &fault) = 0;
 };
@@ -71,8 +74,9 @@ public:
     bool has(const stw_tensor *tensor, bool writes, bool shown, std::vector<stw_view> *in_the_way);
     // Until nothing that a claim is about to change can be read at an address, except beside a view
     // of the program. Transfers and copies that work there end by themselves; a copy that waits for
-    // a fault of its own thread is not waited for, as it may wait for the caller. What shares its
-    // block is seen beside others of it: with_shared waits for its change, else it is passed over.
+    // a fault of its own thread is not waited for, as it may wait for the caller, and no update
+    // that waits for its verdict, which the caller may have to give. What shares its block is seen
+    // beside others of it: with_shared waits for its change, else it is passed over.
     Status await_concealed(const ViewTable &views, const std::vector<residency::TensorId> &changed,
                            bool with_shared, residency::Instant deadline)
         STW_EXCLUDES(runtime_lock);

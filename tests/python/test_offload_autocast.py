@@ -207,16 +207,77 @@ class Autocast(unittest.TestCase):
         self.assertEqual(sum(type(each) is SavedCast for each in packed), 1)
         stepwell.torch.offloaded(model).close()
 
-    def test_a_weight_written_before_backward_is_an_error(self):
-        model = nn.Linear(128, 128)
-        stepwell.torch.offload(model, device_bytes=16 * BLOCK, block_bytes=BLOCK)
-        with torch.autocast(support.DEVICE, torch.bfloat16):
-            loss = model(torch.ones(2, 128, requires_grad=True)).sum()
-        with torch.no_grad():
-            model.weight.mul_(2)
-        with self.assertRaisesRegex(RuntimeError, "parameter 'weight' was updated or written"):
+    def test_a_weight_is_written_before_backward(self):
+        """The node has the cast of before, whatever the weight has become."""
+        def by_data(weight):
+            weight.data.mul_(2)
+
+        def by_held(weight, held=None):
+            held.mul_(2)
+
+        def by_array(weight):
+            weight.detach().numpy()[:] *= 2
+
+        def counted(weight):
+            with torch.no_grad():
+                weight.mul_(2)
+        writes = [by_data, by_held, counted] + [by_array] * (support.DEVICE == "cpu")
+
+        def gradient(write, inside, offloads):
+            torch.manual_seed(1)
+            model = nn.Linear(128, 128)
+            if offloads:
+                stepwell.torch.offload(model, device_bytes=16 * BLOCK, block_bytes=BLOCK)
+            x = torch.ones(2, 128, requires_grad=True)
+            held = [model.weight.data] if write is by_held else []
+            with torch.autocast(support.DEVICE, torch.bfloat16):
+                loss = model(x).sum()
+                if inside:  # the cast in the cache is older than the weight then
+                    write(model.weight, *held)
+                    loss = loss + model(x).sum()
+            if not inside:
+                write(model.weight, *held)
             loss.backward()
-        stepwell.torch.offloaded(model).close()
+            found = x.grad, loss.detach(), model.weight.detach().clone()
+            if offloads:
+                stepwell.torch.offloaded(model).close()
+            return found
+        for write in writes:
+            for inside in (False, True):
+                if write is counted and inside:
+                    continue  # raises: tests below
+                with self.subTest(write.__name__, inside=inside):
+                    for one, other in zip(gradient(write, inside, False),
+                                          gradient(write, inside, True)):
+                        self.assertTrue(torch.equal(one, other))
+
+    def test_a_cast_of_the_program_that_is_written_before_backward(self):
+        def loss_of(offloads, write):
+            torch.manual_seed(1)
+            model = nn.Linear(128, 128, bias=False)
+            if offloads:
+                stepwell.torch.offload(model, device_bytes=16 * BLOCK, block_bytes=BLOCK)
+            x = torch.ones(2, 128, dtype=torch.bfloat16, requires_grad=True)
+            half = model.weight.to(torch.bfloat16)
+            loss = nn.functional.linear(x, half).sum()
+            write(half)
+            try:
+                loss.backward()
+                return x.grad
+            finally:
+                if offloads:
+                    stepwell.torch.offloaded(model).close()
+
+        def by_data(half):
+            half.data.mul_(2)
+
+        def counted(half):
+            with torch.no_grad():
+                half.mul_(2)
+        self.assertTrue(torch.equal(loss_of(False, by_data), loss_of(True, by_data)))
+        for offloads in (False, True):
+            with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+                loss_of(offloads, counted)
 
     def test_programs_in_one_block_have_the_numbers_of_plain_torch(self):
         def autocast(**options):

@@ -70,9 +70,112 @@ class Activations(unittest.TestCase):
             with stepwell.torch.save_on_tiers(model, keep) as spill:
                 model(torch.randn(256, 128)).sum().backward()
             self.assertGreaterEqual(spill.left, (8 - max(keep // size, 1)) * size)
-            self.assertLessEqual(spill.peak, keep + 2 * size)
+            self.assertLessEqual(spill.peak, keep + 3 * size)  # one is an argument of the call
             self.assertEqual(spill.kept, 0)
             made.close()
+
+    def test_what_the_program_still_has_stays_and_may_be_written(self):
+        """As in plain torch: backward sees what no count shows, and a counted write is an error."""
+        def by_data(h):
+            h.data.mul_(0.5)
+
+        def by_array(h):
+            h.detach().numpy().fill(0.3)
+
+        def by_another(h):
+            h.data = torch.ones_like(h)
+
+        def counted(h):
+            with torch.no_grad():
+                h.mul_(0.5)
+
+        class Model(nn.Module):
+            def __init__(self, write, at_once):
+                super().__init__()
+                self.layers, self.held = layers(), []
+                self.write, self.at_once = write, at_once
+
+            def forward(self, h):
+                for at, each in enumerate(self.layers):
+                    h = each(h)
+                    if at % 4:  # else nobody has it
+                        continue
+                    y = nn.functional.gelu(h)
+                    if self.at_once:
+                        self.write(h)
+                        y = y + nn.functional.gelu(h)
+                    else:
+                        self.held.append(h)
+                    h = y
+                return h
+
+        def gradient(write, keep, at_once):
+            model = Model(write, at_once)
+            if keep is not None:
+                made = offload(self, model, activation_bytes=keep)
+            torch.manual_seed(3)
+            x = torch.randn(256, 128, requires_grad=True)
+            y = model(x)
+            if keep is not None:
+                self.assertGreater(made.spill.left, 0)
+            for each in model.held:
+                write(each)
+            y.sum().backward()
+            if keep is not None:
+                made.close()
+            return x.grad
+
+        here = torch.empty(0).is_cpu
+        for write in (by_data, *[by_array] * here):
+            for at_once in (False, True):
+                plain = gradient(write, None, at_once)
+                for keep in (0, 300000):
+                    with self.subTest(write=write.__name__, at_once=at_once, keep=keep):
+                        self.assertTrue(torch.equal(gradient(write, keep, at_once), plain))
+        for write, words in ((counted, "modified by an inplace operation"),
+                             (by_another, "was given other data")):
+            with self.assertRaisesRegex(RuntimeError, words):
+                gradient(write, 0, False)
+
+    def test_other_forms_of_tensors_come_back_as_they_were(self):
+        class Model(nn.Module):
+            def __init__(self, form):
+                super().__init__()
+                self.layers, self.form = layers(), form
+
+            def forward(self, h):
+                for each in self.layers:
+                    h = self.form(each(h))
+                return h
+
+        def gradient(form, offloads):
+            model = Model(form)
+            if offloads:
+                made = offload(self, model, activation_bytes=0)
+            torch.manual_seed(3)
+            x = torch.randn(256, 128, requires_grad=True)
+            y = model(x)
+            if offloads:
+                self.assertGreater(made.spill.left, 0)
+            y.sum().backward()
+            if offloads:
+                made.close()
+            return x.grad
+
+        def conjugate(h):
+            whole = torch.view_as_complex(h.view(256, 64, 2)).conj()
+            return torch.view_as_real(whole * whole.imag).reshape(256, 128)
+
+        def nested(h):
+            whole = torch.nested.nested_tensor([h[:100], h[100:]])  # a copy, without a graph
+            return h * torch.cat([each.sum(0, keepdim=True) for each in whole.unbind()]).sum()
+
+        def of_nested(h):
+            whole = torch.nested.as_nested_tensor([h[:100], h[100:]])
+            return torch.cat(torch.relu(whole).unbind())
+        for form in conjugate, nested, of_nested:
+            with self.subTest(form.__name__):
+                self.assertTrue(torch.equal(gradient(form, True), gradient(form, False)))
 
 
 @unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")

@@ -69,6 +69,8 @@ class Accesses:
         if offload.closed:  # since the call was dispatched
             with _Off():
                 return func(*args, **kwargs)
+        for record in records:
+            record.check_use()
         if self.copies and func is torch.Tensor.detach:
             source = self._source(records[0])
             return Entry(source.whole, source)
@@ -118,6 +120,8 @@ class Accesses:
             writes = (given or record in written or "out" in kwargs
                       or window is not None and record.hooked is not None)
             self._touch(record, writes and not (record.frozen and func in VERSIONED))
+            if record in written:
+                offload.casts.keep(record)
         keep = escapes  # until the next mark
         result = None
         try:
@@ -135,8 +139,10 @@ class Accesses:
             for record in records:
                 record.addressed = record.addressed or func is torch.Tensor.data_ptr
                 if record not in self.touched:  # ended by a unit that ran inside
-                    pass
-                elif not keep:
+                    continue
+                if keep:  # what the program is given may be written to
+                    offload.casts.keep(record)
+                if not keep:
                     if window is None or record is not records[0]:
                         self._untouch(record)
                 elif isinstance(result, torch.Tensor) or offload.serves_faults:
@@ -241,6 +247,7 @@ class Accesses:
 
     def fill(self, record: Record, data: torch.Tensor) -> None:
         """Write all of its bytes, of which other tensors over its memory have the new values."""
+        record.check_use()
         self._offload.copied.end(record.tensor)
         if record.pins:  # in its module's call, or its address was returned since the last mark
             with torch.no_grad():
@@ -253,6 +260,7 @@ class Accesses:
         self._offload.renew_lent()
 
     def copy_of(self, record: Record) -> torch.Tensor:
+        record.check_use()
         if record.pins:
             return record.alias.clone()
         self._offload.copied.sync(record.tensor)

@@ -64,6 +64,7 @@ class Casts:
         self._begun: Any = lambda: None       # refers to the sentinel's copy
         self._products: Optional[Set[int]] = None  # weights of modules that cast them as a whole
         self._at_begin: Dict[Record, Any] = {}  # what the parameters were changed by then
+        self.saved: Dict[Record, Any] = {}  # sets of what nodes have instead of copies
 
     def begin(self) -> None:
         """An outermost call or access with autocast: it may be the first of a block."""
@@ -81,12 +82,23 @@ class Casts:
         known = self.found.get(record)
         if known is not None and known.copy() is copy:
             return bool(known.made == _changes(record))
+        if record.seen_outside():
+            return False
         if self._begun() is None or self._at_begin.get(record) != _changes(record):
             if not torch.equal(copy.detach(), record.alias.to(copy.dtype)):
                 return False
         if copy.nbytes >= _LEAST and (known is None or known.copy() is None):
             self.found[record] = _Cast(record, copy)
         return True
+
+    def keep(self, record: Record) -> None:
+        """The program may write to a parameter, which is pinned, without a count from now on. What
+        was made of it until now has its values."""
+        self._at_begin.pop(record, None)
+        if record in self.found:
+            self.found[record].made = None
+        for saved in self.saved.pop(record, ()):
+            saved.keep()
 
     def are_kept(self) -> bool:
         """Whether there may be copies: some are known, or a block with a cache is open."""

@@ -72,6 +72,8 @@ class Commits:
 
     def commit(self, metadata: Any, label: Optional[str]) -> int:
         offload = self._offload
+        if offload.in_backward is not None:
+            offload.in_backward.check_ended("commit() is called")
         offload.mark()
         steps = getattr(offload.optimizer, "_stepwell", None)
         if self._strict and self.optimizer is not None and steps is None:

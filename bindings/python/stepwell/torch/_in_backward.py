@@ -5,8 +5,9 @@ autograd adds the gradient of a parameter in one piece when all nodes that lead 
 the update may begin then. It waits for the end of the hold of the parameter's unit, since later
 nodes of the unit may read the bytes that it writes. Parameters that share blocks wait for the end
 of the pass: while one is updated, a unit that needs another one in its block would wait. Operations
-that need all gradients first are refused in this mode. The first step updates nothing before
-step(), so that a loop with such an operation is refused with its model unchanged.
+that need all gradients first are refused in this mode, as are uses of updated parameters and states
+before step(), where plain torch has the old values. The first step updates nothing before step(),
+so that a loop with such an operation is refused with its model unchanged.
 """
 from __future__ import annotations
 
@@ -32,8 +33,9 @@ class InBackward:
         self._offload = offload
         self._steps = steps
         self._armed = False     # a step has ended without an operation that is refused
-        self._taken: Dict[Record, None] = {}  # in this step: updated, or about to be updated
-        self._due: Dict[Record, None] = {}    # of these, those that are not updated yet
+        # In this step: updated (True), or about to be updated.
+        self._taken: Dict[Record, bool] = {}
+        self._due: Dict[Record, None] = {}  # of these, those that are not updated yet
         self._groups: Dict[Record, int] = {}
         self._settings: List[Dict[str, Any]] = []  # of the groups, at the first gradient
         self._task = -1         # the backward pass of the last gradient
@@ -58,10 +60,12 @@ class InBackward:
         if task != self._task:
             self._begin(task)
         # A nested pass, as in reentrant checkpoints, may be followed by others. Gradients of tiles,
-        # and of other uses of their weight, arrive one by one.
-        if not self._outermost or record not in self._groups or record.large:
+        # and of other uses of their weight, arrive one by one. What the program sees of a parameter
+        # through its memory has the old values until step().
+        if (not self._outermost or record not in self._groups or record.large
+                or record.seen_outside()):
             return
-        self._taken[record] = self._due[record] = None
+        self._taken[record], self._due[record] = False, None
         if self._armed and not record.pins:
             self._update()
 
@@ -70,7 +74,7 @@ class InBackward:
         self._outermost = _passes() == self._offload.place.calls_backward
         if not self._taken:
             self._groups = {record: at for at, record in self._steps.records()}
-            self._settings = self._steps.settings()
+            self._settings = self._seen()
         if self._outermost and self._open != task:
             self._open = task
             torch.autograd.Variable._execution_engine.queue_callback(  # type: ignore[attr-defined]
@@ -88,16 +92,21 @@ class InBackward:
             self._offload.gradients.small.copy()
         for _, record in ready:
             del self._due[record]
-        if ready:
-            self._steps.update_early(ready)
+            self._taken[record] = True
+        for record in self._steps.update_early(ready) if ready else ():
+            self._taken[record] = False
 
     # -- the rest of the step -----------------------------------------------------------------
+
+    def _seen(self) -> List[Dict[str, Any]]:
+        return [{**settings, "params": [id(each) for each in group["params"]]} for settings, group
+                in zip(self._steps.settings(), self._steps.optimizer.param_groups)]
 
     def check_settings(self) -> None:
         """step() begins: check that its hyper-parameters are those of the updates made so far."""
         if not self._taken:
             return
-        now = self._steps.settings()
+        now = self._seen()
         changed = [key for before, after in zip(self._settings, now)
                    for key in after if str(before.get(key)) != str(after[key])]
         if changed or len(now) != len(self._settings):
@@ -114,6 +123,26 @@ class InBackward:
         self._armed = True
         self._forget()
 
+    def has_changed(self, record: Record) -> bool:
+        """Whether it has the values that plain torch gives it in step()."""
+        return self._taken.get(record, False)
+
+    def check_values(self, record: Record) -> None:
+        """The program, or a call of the model, uses its bytes or those of its states."""
+        if self.has_changed(record) and self._offload.window is None:
+            raise RuntimeError(
+                f"{record.label()} or a state of it is used between backward() and step(), and "
+                f"{self._what_was_done()}: with update_in_backward there is one backward pass for "
+                "each optimizer.step(), and plain torch has the old values between them; use it "
+                "before backward() or after step(), or offload without it")
+
+    def check_ended(self, what: str) -> None:
+        """The state of all of the model is taken."""
+        if any(self._taken.values()):
+            raise RuntimeError(
+                f"{what} between backward() and step(), and {self._what_was_done()}: call step() "
+                "before")
+
     def check_use(self, record: Record) -> None:
         """The bytes of a gradient are accessed."""
         if record in self._taken:
@@ -127,13 +156,14 @@ class InBackward:
         """A gradient is dropped or replaced, as a program does to continue after a failed pass."""
         if record not in self._taken:
             return
-        if self._open >= 0:
+        if self._open >= 0 and not any(self._taken.values()):
             self._forget()
             return
         raise RuntimeError(
             f"the gradient of {record.label()} is dropped between backward() and step(), and "
-            f"{self._what_was_done()}: with update_in_backward a backward pass cannot be taken "
-            "back; call step() before zero_grad(), or offload without it")
+            f"{self._what_was_done()}: with update_in_backward a backward pass, also a failed one, "
+            "cannot be taken back; call step() before zero_grad(), which updates by the gradients "
+            "that there are, or offload without it")
 
     def _forget(self) -> None:
         self._taken.clear()
@@ -143,7 +173,7 @@ class InBackward:
     def _what_was_done(self) -> str:
         if not self._armed:
             return "was to be used for its update in backward (nothing is updated yet)"
-        return f"{len(self._taken) - len(self._due)} parameters were updated in backward already"
+        return f"{sum(self._taken.values())} parameters were updated in backward already"
 
 
 def _passes() -> int:

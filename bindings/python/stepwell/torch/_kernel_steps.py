@@ -2,6 +2,7 @@
 """Steps by a kernel of the library."""
 from __future__ import annotations
 
+import math
 import weakref
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple
 
@@ -23,7 +24,16 @@ if TYPE_CHECKING:
 _THERE = Policy(home=Tier.DEVICE, retention=Retain.KEEP)
 _STAYS = Policy(home=Tier.DEVICE, allowed_tiers=Allow.DEVICE)
 _DENORMAL = 5e-324  # 0.0 where they are flushed
+_MOST = torch.finfo(torch.float32).max
 MASTER = "master_param"  # the name in state_dict() of a 16-bit parameter's fp32 master
+
+
+def _check_float(settings: Dict[str, Any], group: int) -> None:
+    for name, value in settings.items():
+        if isinstance(value, (int, float)) and _MOST < abs(value) < math.inf:
+            raise RuntimeError(
+                f"'{name}' of group {group} is {value}, which cannot be converted to float32 "
+                "without overflow: set it to a number that the optimizer computes with")
 
 
 class KernelSteps(Steps):
@@ -111,6 +121,7 @@ class KernelSteps(Steps):
                 f"the momentum of group {group} is {settings['momentum']} now, and the optimizer "
                 f"was offloaded {'with' if self.momentum else 'without'} momentum, by which its "
                 "states were made: close() the model and offload again")
+        _check_float(settings, group)
         self.kernel.set_hyper(hyper, group=group)
         self._given[group] = hyper
 
@@ -151,7 +162,8 @@ class KernelSteps(Steps):
         """Write to gradients in plain memory what torch leaves there."""
         left, self._left = self._left, []
         for momentum, record in left:
-            buffer = self.optimizer.state[record.parameter]["momentum_buffer"]
+            self.look()
+            buffer = self.state[record.parameter]["momentum_buffer"]
             grad = own_grad(record.parameter)
             if grad is not None:
                 with torch.no_grad():
@@ -223,11 +235,12 @@ class KernelSteps(Steps):
     def may_be_empty(self, every: List[Tuple[int, Record]]) -> Set[Record]:
         return {record for _, record in every}
 
-    def update_early(self, due: List[Tuple[int, Record]]) -> None:
+    def update_early(self, due: List[Tuple[int, Record]]) -> List[Record]:
         # A queued step waits for its room after the call; parameters are added between steps.
         known = [(group, record) for group, record in due if record.group >= 0]
         if known:
             self.update(known)
+        return [record for _, record in due if record.group < 0]
 
     # -- states -----------------------------------------------------------------------------------
 
@@ -320,7 +333,8 @@ class KernelSteps(Steps):
         for record, values in masters.items():
             if record.group < 0:
                 continue
-            now = self.offload.accesses.copy_of(record)
+            self.offload.copied.sync(record.tensor)
+            now = record.copy()
             own = now.float()
             MasterSource(record, self.kernel).write(
                 torch.where(values.to(now) == now, values.to(own), own))

@@ -278,6 +278,10 @@ def _viewed(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _as_lazy(source: Source, like: torch.Tensor) -> Lazy:
+    if like.is_conj() or like.is_neg():
+        raise NotImplementedError(
+            f"a conjugate or negative of {source.label()} that is a view of it: its bytes are in "
+            "tiers, so take resolve_conj() of a clone()")
     return Lazy(source, like.size(), like.stride(), like.storage_offset(), like.dtype)
 
 

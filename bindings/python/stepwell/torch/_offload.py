@@ -327,8 +327,10 @@ class Offload:
     def renew_lent(self) -> None:
         """Arrays over entries of state_dict() get what the parameters have become."""
         if self.lent and self.ranks is None:
+            early = self.in_backward
             for snapshot in {snapshot for snapshot, _ in list(self.lent.values())}:
-                snapshot.renew(used=False)
+                if early is None or not early.has_changed(snapshot.record):
+                    snapshot.renew(used=False)
 
     def hold(self, memory: torch.Tensor) -> None:
         """Keep memory pinned until the next mark, since its address was given out."""
@@ -458,6 +460,8 @@ class Offload:
         if not self.inside():  # no other thread is in a call
             self.alone(self.close)
             return
+        if self.in_backward is not None:
+            self.in_backward.check_ended("close() is called")
         model = self.model
         self.mark()
         self.casts.end()
@@ -549,7 +553,9 @@ class Offload:
     def __enter__(self) -> "Offload":
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, _: Any, error: Any, __: Any) -> None:
+        if error is not None and self.in_backward is not None:
+            self.in_backward.end_step()  # what was updated stays updated; the error is the news
         self.close()
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> None:

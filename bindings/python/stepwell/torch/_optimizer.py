@@ -78,6 +78,9 @@ class Streamed:
         steps = self.__dict__.get("_stepwell")
         if steps is None:
             return self.__dict__["state"]
+        early = steps.offload.in_backward
+        if early is not None and steps.offload.window is None:
+            early.check_ended("optimizer.state is used")
         steps.look()
         return steps.state
 

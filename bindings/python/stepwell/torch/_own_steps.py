@@ -87,7 +87,8 @@ class OwnSteps(Steps):
                     record.discard_gradient()
                 record.spent = True
 
-    def update_early(self, due: List[Tuple[int, Record]]) -> None:
+    def update_early(self, due: List[Tuple[int, Record]]) -> List[Record]:
+        left = []
         for group, record in due:
             version = record.alias._version
             try:  # alone: what an exception has left ends before, and not at a use of a state
@@ -98,6 +99,8 @@ class OwnSteps(Steps):
             except BudgetError:  # held units use the room
                 if record.alias._version != version:
                     raise
+                left.append(record)
+        return left
 
     def _one(self, at: int, record: Record) -> None:
         """Run the code for one parameter, with update_in_backward."""

@@ -131,9 +131,21 @@ def view_like(base: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     else:  # by view_as_complex(), view_as_real() or view(dtype)
         empty: Any = torch.empty(0, dtype=like.dtype, device=base.device)
         view = empty.set_(base.untyped_storage(), place[2], *place[:2])
-    if like.is_conj():
+    return with_bits(view, like.is_conj(), like.is_neg())
+
+
+def with_bits(view: torch.Tensor, conj: bool, neg: bool) -> torch.Tensor:
+    """The same memory, of which torch takes the conjugate, or the negative."""
+    if conj:
         view = view.conj()
-    return torch._neg_view(view) if like.is_neg() else view
+    return torch._neg_view(view) if neg else view
+
+
+def version_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without memory whose `_version` is that of this one and of its views."""
+    made = tensor.detach()
+    _data.__set__(made, torch.empty(0, dtype=made.dtype, device=made.device))  # type: ignore
+    return made
 
 
 class Record:
@@ -254,6 +266,11 @@ class Record:
 
     def label(self) -> str:
         return f"parameter '{self.name}'"
+
+    def check_use(self) -> None:
+        """The program uses its bytes, or those of its states."""
+        if self.offload.in_backward is not None:
+            self.offload.in_backward.check_values(self)
 
     def seen_outside(self) -> bool:
         """Whether the program may read the bytes through another tensor, an array or an address,
@@ -459,8 +476,13 @@ class Offloaded(torch.nn.Parameter):
 
     @property
     def data(self) -> torch.Tensor:  # type: ignore[override]
-        if self._stepwell.pins:  # unlike in torch, a write to it counts as a write to the parameter
-            return self.detach()
+        record = self._stepwell
+        accesses = record.offload.accesses
+        if record.pins > (record in accesses.touched):  # of its module's call
+            return self.detach()  # unlike in torch, a write to it is a write to the parameter
+        if record.pins:
+            return accesses.touch(  # type: ignore[no-any-return]
+                [record], _data.__get__, (self,), {}, True)  # type: ignore[attr-defined]
         return _data.__get__(self)  # type: ignore[attr-defined,no-any-return]
 
     @data.setter

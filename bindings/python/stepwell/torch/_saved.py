@@ -8,14 +8,16 @@ ours are pushed above these and call them.
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..errors import BudgetError
 from ._gradients import Arrived
 from ._private import not_compiled
-from ._records import Absent, Record, view_like
+from ._records import Absent, Record, version_of, view_like
 from ._units import HELD, Unit
 
 if TYPE_CHECKING:
@@ -46,9 +48,14 @@ class Saved:
         self.changes = record.changes
         self.version = record.alias._version  # fetches in a backward pass have their own count
 
+    def _is_same(self) -> bool:
+        """Whether the parameter is what it was."""
+        record = self.record
+        return self.changes == record.changes and self.version == record.alias._version
+
     def fetch(self) -> torch.Tensor:
         record = self.record
-        if self.changes != record.changes or self.version != record.alias._version:
+        if not self._is_same():
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified: "
                 f"{record.label()} was updated or written after the forward pass that saved it; "
@@ -63,19 +70,47 @@ class Saved:
 
 
 class SavedCast(Saved):
-    """The form in which a node saves a copy of a parameter in another dtype, as autocast makes: it
-    is made again when the node runs. Else a half copy of the model were in plain memory."""
+    """The form in which a node saves a copy of a parameter in another dtype, as autocast makes. If
+    nothing else has the copy then, it is made again when the node runs. Else a half copy of the
+    model were in plain memory."""
 
-    __slots__ = ("dtype", "place")
+    __slots__ = ("dtype", "place", "_copy", "_version", "_kept", "__weakref__")
 
     def __init__(self, record: Record, tensor: torch.Tensor) -> None:
         super().__init__(record, record.parameter)
         self.dtype = tensor.dtype
         self.place = tensor.size(), tensor.stride(), tensor.storage_offset()
+        self._copy = StorageWeakRef(tensor.untyped_storage())
+        self._version = version_of(tensor)
+        self._kept: Optional[torch.Tensor] = None
 
     def fetch(self) -> torch.Tensor:
+        if self._version._version:
+            raise _modified(self._version, 0)
         with torch.no_grad():
-            return super().fetch().to(self.dtype).as_strided(*self.place)
+            copy = self._kept if self._kept is not None else self._left()
+            if copy is None:
+                data = super().fetch()  # which fills what autocast's cache has
+                copy = self._left()
+                if copy is None:
+                    copy = data.to(self.dtype)
+            return copy.as_strided(*self.place)
+
+    def keep(self) -> None:
+        """The parameter, which is pinned, may be written: it is not made again after that."""
+        if self._is_same():
+            self._kept = self._left()
+            if self._kept is None:
+                self._kept = self.record.alias.to(self.dtype)
+
+    def _left(self) -> Optional[torch.Tensor]:
+        """The copy, if the program or autocast's cache has it and its contents."""
+        storage = torch.UntypedStorage._new_with_weak_ptr(self._copy.cdata)  # type: ignore
+        if storage is None or not storage.nbytes():
+            return None
+        empty: Any = torch.empty(0, dtype=self.dtype, device=storage.device)
+        return empty.set_(  # type: ignore[no-any-return]
+            storage, 0, (storage.nbytes() // self.dtype.itemsize,))
 
 
 def _cast(tensor: torch.Tensor) -> Any:
@@ -89,7 +124,11 @@ def _cast(tensor: torch.Tensor) -> Any:
             or base.device != tensor.device or base.device != record.alias.device
             or base.stride() != record.stride or base.storage_offset()):
         return None
-    return SavedCast(record, tensor) if record.offload.casts.note(record, base) else None
+    if not record.offload.casts.note(record, base):
+        return None
+    saved = SavedCast(record, tensor)
+    record.offload.casts.saved.setdefault(record, weakref.WeakSet()).add(saved)
+    return saved
 
 
 class Backward:
@@ -225,7 +264,7 @@ class Hooks:
 
         def pack(tensor: torch.Tensor) -> Any:
             if tensor.layout is not _strided:
-                return tensor if tensor.is_leaf else tensor.detach(), tensor._version
+                return tensor, tensor._version
             if offload.first <= tensor.data_ptr() < offload.last:
                 record = records.get(tensor.untyped_storage().data_ptr())
                 if record is not None:
@@ -238,9 +277,8 @@ class Hooks:
                 kept = offload.spill.pack(tensor)
                 if kept is not None:
                     return kept
-            # As in torch: an output is saved without its graph, which would otherwise never be
-            # freed.
-            return tensor if tensor.is_leaf else tensor.detach(), tensor._version
+            # As in torch: of an output this is a detached tensor, whose graph is freed.
+            return tensor, tensor._version
 
         def unpack(packed: Any) -> torch.Tensor:
             if type(packed) is tuple:

@@ -3,7 +3,8 @@
 
 Backward needs the last saved tensors first, so the oldest are moved first, and none while all of
 them fit. A tensor that was not moved is returned without a copy. A storage is saved once, however
-many nodes save a view of it.
+many nodes save a view of it, and moved when nothing else has it: before, it would not give memory
+back, and might be written to.
 
 Of a model on the CPU they go to nvme, and a node reads them where they were fetched. Of a model on
 a device with streams they go to the host tier, and what has no room there to nvme: in parts, by
@@ -29,12 +30,14 @@ from .._enums import Access, Tier
 from .._library import lib
 from .._tensor import Policy, Tensor, TensorSpec
 from ..errors import BudgetError, BusyError, check
+from ._records import users_of, with_bits
 
 if TYPE_CHECKING:
     from ._offload import Offload
 
 _LEAST = 64 << 10  # bytes; smaller storages stay
 _AHEAD = 4         # storages that are prefetched
+_HELD = 16         # storages of the program that a call looks at
 _PART = 16 << 20   # bytes of a storage that are copied together on a device
 
 
@@ -59,6 +62,10 @@ class _Storage:
         self.tensors: List[Tensor] = []
         self.before: "Optional[weakref.ref[_Storage]]" = None  # moved before, needed later
 
+    def is_held(self) -> bool:
+        """Whether other tensors are over its memory."""
+        return self.memory is not None and users_of(self.memory) > 1
+
     def __del__(self) -> None:
         try:
             self.spill.ended(self)
@@ -69,10 +76,12 @@ class _Storage:
 class Kept:
     """The form in which a node saves a tensor."""
 
-    __slots__ = ("storage", "dtype", "size", "stride", "offset")
+    __slots__ = ("storage", "dtype", "size", "stride", "offset", "bits", "input")
 
     def __init__(self, storage: _Storage, tensor: torch.Tensor) -> None:
         self.storage = storage
+        self.bits = tensor.is_conj(), tensor.is_neg()
+        self.input = None if tensor.is_leaf else weakref.ref(tensor)  # else a detached output
         self.dtype = tensor.dtype
         self.size = tensor.size()
         self.stride = tensor.stride()
@@ -81,6 +90,12 @@ class Kept:
     def fetch(self) -> torch.Tensor:
         storage = self.storage
         memory = storage.memory
+        given = None if self.input is None else self.input()
+        if given is not None and given.untyped_storage()._cdata != storage.alive.cdata:
+            raise RuntimeError(
+                f"a tensor of {list(self.size)} was given other data after a node had saved it, and"
+                " activation_bytes keeps what it was: take a new tensor, or offload without "
+                "activation_bytes")
         if memory is None:
             memory = storage.spill.brought(storage)
         elif memory._version != storage.version:
@@ -89,8 +104,8 @@ class Kept:
                 f"inplace operation: a tensor of {list(self.size)} is at version "
                 f"{memory._version}; expected version {storage.version} instead")
         empty: Any = torch.empty(0, dtype=self.dtype, device=memory.device)
-        return empty.set_(  # type: ignore[no-any-return]
-            memory.untyped_storage(), self.offset, self.size, self.stride)
+        return with_bits(
+            empty.set_(memory.untyped_storage(), self.offset, self.size, self.stride), *self.bits)
 
 
 class Spill:
@@ -114,7 +129,8 @@ class Spill:
 
     def pack(self, tensor: torch.Tensor) -> Any:
         """The saved form of a tensor; None: it is left to torch."""
-        if tensor.layout != torch.strided or tensor.device != self.offload.place.device:
+        if (tensor.layout != torch.strided or tensor.is_nested
+                or tensor.device != self.offload.place.device):
             return None
         memory = tensor.untyped_storage()
         nbytes = memory.nbytes()
@@ -132,8 +148,14 @@ class Spill:
             self.kept += nbytes
             self.peak = max(self.peak, self.kept)
         kept = Kept(storage, tensor)
-        while self.kept > self.keep_bytes and len(self._order) > 1:  # the newest one stays
-            oldest = self._order.popleft()()
+        held = 0
+        while self.kept > self.keep_bytes and len(self._order) > 1 and held < _HELD:
+            oldest = self._order[0]()  # the newest one stays
+            if oldest is not None and oldest.is_held():
+                self._order.rotate(-1)
+                held += 1
+                continue
+            self._order.popleft()
             if oldest is not None:
                 self._leave(oldest)
         return kept

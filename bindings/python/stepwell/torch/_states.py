@@ -19,6 +19,7 @@ from ._place import HOST
 from ._records import Record, flat, read
 
 _clone = torch.ops.aten.clone.default
+_COUNTED = 1 << 24  # where a count in float32 stays
 
 
 class StateSource(Source):
@@ -44,6 +45,7 @@ class StateSource(Source):
         if self.plain is not None:
             return self.plain
         assert self.held is not None
+        self.record.check_use()
         if not self.record.elements:
             return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
         if self.record.large:
@@ -65,6 +67,7 @@ class StateSource(Source):
         if self.plain is not None:
             return self.plain.clone()
         assert self.held is not None
+        self.record.check_use()
         window = self.offload.window
         if self.held in self.offload.shown or window is not None and window.holds(self.held):
             return self.memory(False, False).clone(memory_format=torch.preserve_format)  # pinned
@@ -83,9 +86,10 @@ class StateSource(Source):
 
 def whole(step: Any, record: Record) -> int:
     """A number of updates that the program sets."""
-    if int(step) != float(step) or step < 0:
+    if int(step) != float(step) or not 0 <= step <= _COUNTED:
         raise ValueError(f"the state 'step' of {record.label()} is set to {float(step)}, and its "
-                         "kernel counts whole updates: set it to a whole number")
+                         f"kernel counts whole updates to {_COUNTED}, as far as float32 does: set "
+                         "it to such a number")
     return int(step)
 
 
@@ -120,8 +124,11 @@ class CountSource(Source):
             self.plain = self._value()
 
     def _value(self) -> torch.Tensor:
-        return torch.tensor(float(self._steps.count(self.record)), dtype=self.dtype,
-                            device=self.device)
+        self.record.check_use()
+        count = self._steps.count(self.record)
+        if self.dtype is torch.float32:
+            count = min(count, _COUNTED)
+        return torch.tensor(float(count), dtype=self.dtype, device=self.device)
 
 
 class MasterSource(Source):
@@ -147,6 +154,7 @@ class MasterSource(Source):
     def memory(self, write: bool, whole: bool) -> torch.Tensor:
         if self.plain is not None:
             return self.plain
+        self.record.check_use()
         if self.offload.ranks is not None:
             return self._gathered()
         memory = torch.empty_strided(self.size, self.stride, dtype=torch.float32, device="cpu")

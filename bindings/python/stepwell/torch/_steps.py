@@ -43,7 +43,8 @@ class Steps:
 
     def settings(self) -> List[Dict[str, Any]]:
         """The hyper-parameters of the groups."""
-        return [_settings(group) for group in self.optimizer.param_groups]
+        return [{key: value for key, value in group.items() if key != "params"}
+                for group in self.optimizer.param_groups]
 
     def step(self, args: Any, kwargs: Any) -> Any:
         """The optimizer's step(), with its arguments."""
@@ -89,8 +90,8 @@ class Steps:
         """Parameters that a step skips if their gradient is empty."""
         return set()
 
-    def update_early(self, due: List[Tuple[int, Record]]) -> None:
-        """Update parameters during backward. Those without room are left to step()."""
+    def update_early(self, due: List[Tuple[int, Record]]) -> List[Record]:
+        """Update parameters during backward. Returns those that are left to step()."""
         raise NotImplementedError
 
     # -- states -----------------------------------------------------------------------------------
@@ -202,7 +203,3 @@ def check_closure(place: Place, arguments: Iterable[Any]) -> None:
         raise NotImplementedError(
             f"step(closure) with parameters on {place.device}: a backward pass there runs on a "
             "thread of autograd, which would wait for the step: call closure() before step()")
-
-
-def _settings(group: Dict[str, Any]) -> Dict[str, Any]:
-    return {key: value for key, value in group.items() if key != "params"}

@@ -145,6 +145,9 @@ class Call:
         try:
             begun = self.root and offload.begin_call(module)
             if unit is not None:
+                if offload.in_backward is not None:
+                    for record in unit.records:
+                        offload.in_backward.check_values(record)
                 unit.calls += 1
                 unit.enter()
             try:

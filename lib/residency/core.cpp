@@ -178,12 +178,14 @@ void Core::lend(ClaimId claim, TensorId id, Commands &out)
     runner_.advance(out);
 }
 
-void Core::lend_once(TensorId id, Commands &out)
+bool Core::lend_once(TensorId id, FetchId fetch, Commands &out)
 {
-    if (tensors_[id].claim_users > 0) return;
+    if (tensors_[id].claim_users > 0) return locks_.waits_for_claim(fetches_.find(fetch), id);
     const ClaimStage before = std::exchange(tensors_[id].stage, ClaimStage::kLent);
     runner_.advance(out);
+    const bool barred = locks_.waits_for_claim(fetches_.find(fetch), id);
     if (tensors_[id].stage == ClaimStage::kLent) tensors_[id].stage = before;
+    return barred;
 }
 
 void Core::hold_touches(ClaimId claim, TensorId id)

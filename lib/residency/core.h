@@ -97,8 +97,9 @@ public:
     // Fetches with kFetchLent may read the tensor, of which nothing is out under the claim that has
     // it, as if it were free: up to the next fetch under the claim, which waits for their end.
     void lend(ClaimId claim, TensorId tensor, Commands &out);
-    // To those alone that wait for it now.
-    void lend_once(TensorId tensor, Commands &out);
+    // To those alone that wait for it now. Whether the claim is what the fetch waits for all the
+    // same.
+    bool lend_once(TensorId tensor, FetchId fetch, Commands &out);
     // From now until the claim ends nothing is lent to fetches beside readers.
     void hold_touches(ClaimId claim, TensorId tensor);
     // The contents are dropped, under a claim of which nothing is out.

@@ -127,6 +127,15 @@ bool TensorLocks::waits_for_claim(const Fetch &fetch, const Tensor &tensor, bool
     return true;
 }
 
+bool TensorLocks::waits_for_claim(const Fetch *fetch, TensorId id) const
+{
+    if (!fetch || fetch->phase != Phase::kWait) return false;
+    return std::any_of(
+        fetch->asked.requests.begin(), fetch->asked.requests.end(), [&](const Request &request) {
+            return request.tensor == id && waits_for_claim(*fetch, tensors_[id], is_write(request));
+        });
+}
+
 bool TensorLocks::conflicts_with(const Fetch &fetch, const Request &request, PlaceId place)
 {
     Tensor &tensor = tensors_[request.tensor];

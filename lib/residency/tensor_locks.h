@@ -28,6 +28,8 @@ public:
     // An access without a view, whose tensor was claimed while it was brought.
     [[nodiscard]] bool was_claimed_since(const Fetch &fetch) const;
     void unlock(const Request &request, PlaceId place, ClaimId claim);
+    // Null: of a fetch that was answered.
+    [[nodiscard]] bool waits_for_claim(const Fetch *fetch, TensorId tensor) const;
     [[nodiscard]] Status busy_refusal(const Fetch &fetch) const;
     [[nodiscard]] std::string describe_conflict(const Fetch &fetch) const;
 

@@ -25,6 +25,7 @@ typedef struct work {
     stw_runtime *runtime;
     stw_tensor *tensor;
     stw_operation *operation;
+    stw_view view;
     volatile float *address;
     stw_status status;
     float seen;
@@ -247,6 +248,48 @@ TEST(a_touch_before_its_own_verdict_waits_for_room)
     }
     step_with(&here, STW_UPDATE_REJECT);
     close_speculated(&here);
+}
+
+static void *give_back_once_touched(void *argument)
+{
+    work *mine = argument;
+    await_touches(mine->runtime, "small", 1, 0);
+    for (int i = 0; i < 1000; ++i) sched_yield();
+    mine->status = stw_release(&mine->view, 1, STW_STREAM_HOST, 0);
+    return NULL;
+}
+
+/* The other tensor of its block is written at another tier, and that view ends by itself. */
+TEST(a_touch_before_its_own_verdict_waits_for_its_neighbour)
+{
+    machine wanted = machine_touched();
+    wanted.host_blocks = 16;
+    stw_runtime *runtime = machine_open_as(wanted);
+    stw_tensor *parameter = tensor_f32(runtime, "small", 100);
+    stw_tensor *neighbour = tensor_f32(runtime, "neighbour", 100);
+    stw_tensor *gradient = tensor_f32(runtime, "small.grad", 100);
+    stw_optimizer *optimizer = optimizer_make(runtime, STW_OPTIMIZER_SGD);
+    optimizer_add(optimizer, parameter, gradient);
+    ok(stw_tensor_fill(parameter, 1.0, NULL));
+    ok(stw_tensor_fill(neighbour, 1.0, NULL));
+    ok(stw_tensor_fill(gradient, 1.0, NULL));
+    const speculated here = {runtime, optimizer, parameter, gradient,
+                             touched_address(parameter)};
+    step_with(&here, STW_UPDATE_SPECULATE);
+    ok(stw_runtime_drain(runtime, 0));
+    stw_fetch_request request = request_of(neighbour, STW_READ_WRITE);
+    request.tier = STW_TIER_HOST;
+    const stw_fetch_options options = {.struct_size = sizeof options,
+                                       .flags = STW_FETCH_HAND_OVER};
+    work other = {.runtime = runtime};
+    ok(stw_fetch(runtime, &options, &request, 1, &other.view));
+    begin(&other, give_back_once_touched);
+    const float seen = touched_read(here.address);
+    join(&other);
+    assert_true(seen > 0.99F && seen <= 1.0F);
+    step_with(&here, STW_UPDATE_REJECT);
+    ok(stw_optimizer_destroy(optimizer));
+    machine_close(runtime);
 }
 
 TEST(an_interrupt_does_not_end_a_touch)

@@ -148,10 +148,13 @@ void Sleepers::before_unlock()
 {
     if (asleep_.empty()) return;
     break_deadlocks();
-    // What was lent to an access without a view is lent no more when there is room for it.
+    // What was lent to an access without a view is lent no more when there is room for it, and what
+    // has ended may have been before an update that waits for its verdict.
     for (const residency::Sleeper &sleeper : asleep_) {
         Waiter *const waiter = dispatch_.find(sleeper.fetch);
-        if (waiter && waiter->plan.beside_readers && !own_verdict(*waiter).ok())
+        if (!waiter) continue;
+        const bool early = (waiter->plan.flags & STW_FETCH_SPECULATED) != 0;
+        if ((early || waiter->plan.beside_readers) && !own_verdict(*waiter).ok())
             waiter->cv.notify_all();
     }
 }
@@ -247,10 +250,11 @@ void Sleepers::await(Waiter &waiter, residency::TensorId tensor)
             // An access without a view reads what is there: an update that waits for the verdict
             // has nothing out.
             const bool touches = waiter.plan.beside_readers;
-            if (touches) dispatch_.core.lend_once(tensor, dispatch_.loop.out);
-            if (!touches || dispatch_.core.waits_for(waiter.fetch) == tensor)
-                dispatch_.core.cancel(waiter.fetch, std::move(own), dispatch_.loop.out);
+            const bool barred =
+                !touches || dispatch_.core.lend_once(tensor, waiter.fetch, dispatch_.loop.out);
+            if (barred) dispatch_.core.cancel(waiter.fetch, std::move(own), dispatch_.loop.out);
             dispatch_.loop.run();
+            if (!barred) await_others(waiter);
             continue;
         }
         const MutexUnlock unlocked(dispatch_.mutex());
@@ -258,6 +262,21 @@ void Sleepers::await(Waiter &waiter, residency::TensorId tensor)
                           STW_REQUIRES(runtime_lock) { core.tick(dispatch_.now(), out); });
     }
     recorder_.add_stall_of(waiter.plan.step, waiter.cause, tensor, begin, dispatch_.now());
+}
+
+// An access that passes the update and waits for what ends by itself: room, or another tensor in
+// its block.
+void Sleepers::await_others(Waiter &waiter)
+{
+    constexpr uint64_t kLookNs = 1'000'000;
+    dispatch_.settle();
+    if (waiter.done) return;
+    (void)waiter.cv.wait_until(dispatch_.mutex(),
+                               std::min(waiter.deadline, dispatch_.now() + kLookNs));
+    if (dispatch_.now() < waiter.deadline) return;
+    const MutexUnlock unlocked(dispatch_.mutex());
+    dispatch_.act([&](Core &core, Commands &out)
+                      STW_REQUIRES(runtime_lock) { core.tick(dispatch_.now(), out); });
 }
 
 std::string Sleepers::describe_views(uint32_t lines_max)

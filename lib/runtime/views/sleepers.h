@@ -60,6 +60,7 @@ public:
 
 private:
     void break_deadlocks() STW_REQUIRES(runtime_lock);
+    void await_others(Waiter &waiter) STW_REQUIRES(runtime_lock);
     std::vector<residency::Held> held_by_sleepers() STW_REQUIRES(runtime_lock);
 
     CallerWork *work_ = nullptr;  // null: there are no ranks

@@ -16,7 +16,7 @@ TEST_F(CoreTest, WhatIsLentOnceIsLentAsBeforeAfterwards)
     const auto lent = [&](Access access) { return ask({all_of(a, access)}, kFetchLent); };
     Commands out;
     const FetchId waits = lent(Access::kRead);
-    core_->lend_once(a, out);
+    EXPECT_FALSE(core_->lend_once(a, waits, out));
     take(out);
     EXPECT_TRUE(granted(waits));
     const FetchId later = lent(Access::kRead);
@@ -25,7 +25,7 @@ TEST_F(CoreTest, WhatIsLentOnceIsLentAsBeforeAfterwards)
     take(out);
     EXPECT_TRUE(granted(later));
     const FetchId writes = lent(Access::kWrite);
-    core_->lend_once(a, out);
+    EXPECT_TRUE(core_->lend_once(a, writes, out));
     take(out);
     EXPECT_FALSE(granted(writes));
     const FetchId reads = lent(Access::kRead);

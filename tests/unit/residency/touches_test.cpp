@@ -129,7 +129,7 @@ TEST_F(TouchesTest, WhatIsLentOnceIsSeenWhenItHasCome)
     claim();
     const FetchId touched = touch();
     Commands out;
-    core_->lend_once(a_, out);
+    EXPECT_FALSE(core_->lend_once(a_, touched, out));
     take(out);
     finish_all();
     EXPECT_TRUE(granted(touched));

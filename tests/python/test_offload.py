@@ -818,6 +818,11 @@ class Offload(unittest.TestCase):
             refused(TypeError, "'weight' has no shape yet", nn.LazyLinear(4))
             refused(TypeError, "DataParallel keeps copies", nn.DataParallel(nn.Linear(4, 4)))
             refused(ValueError, "no parameters", nn.ReLU())
+            twice = nn.Linear(4, 4)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch's own
+                refused(ValueError, "in the optimizer's groups twice", twice,
+                        torch.optim.SGD([twice.weight, twice.bias, twice.weight], 0.1))
             refused(ValueError, "1 of the 1 parameters of the optimizer are not the model's",
                     nn.Linear(4, 4), torch.optim.SGD([nn.Parameter(torch.zeros(3))]))
             refused(TypeError, "LBFGS", *(lambda m: (m, torch.optim.LBFGS(m.parameters())))(

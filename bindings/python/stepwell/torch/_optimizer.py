@@ -48,6 +48,9 @@ def check_parameters(optimizer: torch.optim.Optimizer, known: Set[int]) -> None:
     if foreign:
         raise ValueError(f"{foreign} of the {len(every)} parameters of the optimizer are not the "
                          "model's: make the optimizer from model.parameters()")
+    if len({id(parameter) for parameter in every}) < len(every):
+        raise ValueError("a parameter is in the optimizer's groups twice, and plain torch updates "
+                         "it twice a step, with two counts: give each parameter once")
 
 
 def _is_late(optimizer: torch.optim.Optimizer, *_: Any) -> None:

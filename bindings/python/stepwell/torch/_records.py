@@ -141,6 +141,14 @@ def with_bits(view: torch.Tensor, conj: bool, neg: bool) -> torch.Tensor:
     return torch._neg_view(view) if neg else view
 
 
+def check_data(saved: Optional[torch.Tensor], storage: int) -> None:
+    """A tensor that a node has saved, if the program has it still, is over the same storage."""
+    if saved is not None and saved.untyped_storage()._cdata != storage:
+        raise RuntimeError(
+            f"a tensor of {list(saved.size())} was given other data after a node had saved it, and "
+            "the node of an offloaded model has what it was: take a new tensor")
+
+
 def version_of(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor without memory whose `_version` is that of this one and of its views."""
     made = tensor.detach()

@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ..errors import BudgetError
 from ._gradients import Arrived
 from ._private import not_compiled
-from ._records import Absent, Record, version_of, view_like
+from ._records import Absent, Record, check_data, version_of, view_like
 from ._units import HELD, Unit
 
 if TYPE_CHECKING:
@@ -277,14 +277,19 @@ class Hooks:
                 kept = offload.spill.pack(tensor)
                 if kept is not None:
                     return kept
-            # As in torch: of an output this is a detached tensor, whose graph is freed.
-            return tensor, tensor._version
+            # As in torch: an output is saved without its graph, which would otherwise never be
+            # freed.
+            if tensor.is_leaf:
+                return tensor, tensor._version
+            return tensor.detach(), tensor._version, weakref.ref(tensor)
 
         def unpack(packed: Any) -> torch.Tensor:
             if type(packed) is tuple:
-                tensor, version = packed
+                tensor, version = packed[:2]
                 if tensor._version != version:
                     raise _modified(tensor, version)
+                if len(packed) == 3:
+                    check_data(packed[2](), tensor.untyped_storage()._cdata)
                 return tensor  # type: ignore[no-any-return]
             if _grad_enabled():
                 self.push()

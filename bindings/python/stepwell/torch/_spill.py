@@ -30,7 +30,7 @@ from .._enums import Access, Tier
 from .._library import lib
 from .._tensor import Policy, Tensor, TensorSpec
 from ..errors import BudgetError, BusyError, check
-from ._records import users_of, with_bits
+from ._records import check_data, users_of, with_bits
 
 if TYPE_CHECKING:
     from ._offload import Offload
@@ -90,12 +90,8 @@ class Kept:
     def fetch(self) -> torch.Tensor:
         storage = self.storage
         memory = storage.memory
-        given = None if self.input is None else self.input()
-        if given is not None and given.untyped_storage()._cdata != storage.alive.cdata:
-            raise RuntimeError(
-                f"a tensor of {list(self.size)} was given other data after a node had saved it, and"
-                " activation_bytes keeps what it was: take a new tensor, or offload without "
-                "activation_bytes")
+        if self.input is not None:
+            check_data(self.input(), storage.alive.cdata)
         if memory is None:
             memory = storage.spill.brought(storage)
         elif memory._version != storage.version:

@@ -273,14 +273,12 @@ TEST(a_touch_before_its_own_verdict_waits_for_its_neighbour)
     ok(stw_tensor_fill(parameter, 1.0, NULL));
     ok(stw_tensor_fill(neighbour, 1.0, NULL));
     ok(stw_tensor_fill(gradient, 1.0, NULL));
-    const speculated here = {runtime, optimizer, parameter, gradient,
-                             touched_address(parameter)};
+    const speculated here = {runtime, optimizer, parameter, gradient, touched_address(parameter)};
     step_with(&here, STW_UPDATE_SPECULATE);
     ok(stw_runtime_drain(runtime, 0));
     stw_fetch_request request = request_of(neighbour, STW_READ_WRITE);
     request.tier = STW_TIER_HOST;
-    const stw_fetch_options options = {.struct_size = sizeof options,
-                                       .flags = STW_FETCH_HAND_OVER};
+    const stw_fetch_options options = {.struct_size = sizeof options, .flags = STW_FETCH_HAND_OVER};
     work other = {.runtime = runtime};
     ok(stw_fetch(runtime, &options, &request, 1, &other.view));
     begin(&other, give_back_once_touched);

@@ -132,6 +132,13 @@ class Activations(unittest.TestCase):
                 for keep in (0, 300000):
                     with self.subTest(write=write.__name__, at_once=at_once, keep=keep):
                         self.assertTrue(torch.equal(gradient(write, keep, at_once), plain))
+        model = layers()
+        offload(self, model, activation_bytes=0)
+        x = torch.randn(256, 128)
+        y = model(x)
+        x.data = torch.randn(256, 128)
+        with self.assertRaisesRegex(RuntimeError, "was given other data"):
+            y.sum().backward()
         for keep in 0, 1 << 30:
             for write, words in ((counted, "modified by an inplace operation"),
                                  (by_another, "was given other data")):
@@ -178,6 +185,103 @@ class Activations(unittest.TestCase):
         for form in conjugate, *nested_too:
             with self.subTest(form.__name__):
                 self.assertTrue(torch.equal(gradient(form, True), gradient(form, False)))
+
+
+@unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")
+class Terms(unittest.TestCase):
+    """Gradients in a loss, and beside passes that add to them, have the values of plain torch."""
+
+    def found(self, act, blocks):
+        model = layers(4, 160)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        if blocks:
+            made = offload(self, model, optimizer, blocks=blocks)
+        weight = model[0].weight
+        torch.manual_seed(3)
+
+        def loss():
+            return model(torch.randn(8, 160)).square().mean()
+        loss().backward()
+        try:
+            result = act(weight, loss)
+        except RuntimeError as error:
+            self.assertIn("modified by an inplace operation", str(error))
+            result = "refused"
+        optimizer.step()
+        weights = [p.detach().clone() for p in model.parameters()]
+        if blocks:
+            made.close()
+        return result, weights
+
+    def same(self, *acts):
+        for act in acts:
+            plain, weights = self.found(act, 0)
+            for blocks in 16, 24, 1024:
+                with self.subTest(act.__name__, blocks=blocks):
+                    ours, others = self.found(act, blocks)
+                    self.assertEqual(type(plain), type(ours))
+                    if isinstance(plain, torch.Tensor):
+                        self.assertTrue(torch.equal(plain, ours))
+                    for one, other in zip(weights, others):
+                        self.assertTrue(torch.equal(one, other))
+
+    def test_a_gradient_that_is_in_the_loss_is_added_to(self):
+        def summed(weight, loss):
+            (loss() + (weight * weight.grad).sum()).backward()
+
+        def read(weight, loss):
+            summed(weight, loss)
+            return weight.grad.clone()
+
+        def edited(weight, loss):
+            summed(weight, loss)
+            weight.grad.add_(0.01)
+
+        def clipped(weight, loss):
+            summed(weight, loss)
+            return nn.utils.clip_grad_norm_([weight], 0.01).clone()
+        self.same(summed, read, edited, clipped)
+
+    def test_one_that_was_added_to_since_is_an_error_in_the_graph_that_has_it(self):
+        def later(weight, loss):
+            x = torch.ones(160, 160, requires_grad=True)
+            term = (x * weight.grad).sum()
+            loss().backward()
+            term.backward()
+            return x.grad
+
+        def of_weight(weight, loss):
+            term = (weight * weight.grad).sum()
+            loss().backward()
+            term.backward()
+
+        def view(weight, loss):
+            x = torch.ones(160, requires_grad=True)
+            term = (x * weight.grad[0]).sum()
+            weight.grad.zero_()
+            term.backward()
+
+        def dropped(weight, loss):  # and keeps its values
+            x = torch.ones(160, 160, requires_grad=True)
+            term = (x * weight.grad).sum()
+            weight.grad = None
+            loss().backward()
+            term.backward()
+            return x.grad
+        self.same(later, of_weight, view, dropped)
+
+    @unittest.skipUnless(support.DEVICE == "cpu", "memory of a device is seen by no array")
+    def test_an_array_over_one_sees_what_a_pass_adds(self):
+        def array(weight, loss):
+            seen = weight.grad.numpy()
+            loss().backward()
+            return torch.tensor(seen.copy())
+
+        def address(weight, loss):
+            weight.grad.data_ptr()
+            loss().backward()
+            return weight.grad.clone()
+        self.same(array, address)
 
 
 @unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")

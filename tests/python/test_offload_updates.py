@@ -322,6 +322,44 @@ class InBackward(unittest.TestCase):
         self.assertTrue(torch.equal(weight.data, seen))
         self.assertTrue((array == weight.data.numpy()).all())
 
+    def test_a_weight_that_is_the_gradient_of_another_is_updated_by_the_step(self):
+        class Product(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, one, other):
+                ctx.save_for_backward(one, other)
+                return x + (one * other).sum()
+
+            @staticmethod
+            def backward(ctx, grad):
+                one, other = ctx.saved_tensors
+                return grad, other, one * 1
+
+        def loss(model):
+            weights = model.layers[0][1].weight, model.layers[1][1].weight
+            return Product.apply(model(torch.randn(8, 128)), *weights).square().mean()
+        plain, ours = (self.train(Stack, loss, adamw, blocks, steps=4) for blocks in (0, 32))
+        self.assertEqual(plain[0], ours[0])
+
+    def test_states_of_empty_parameters_come_in_the_order_of_plain_torch(self):
+        class Empty(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first = nn.Linear(128, 128)
+                self.scale = nn.Parameter(torch.ones(1))
+                self.empty = nn.Parameter(torch.empty(0, 4))
+                self.last = nn.Linear(128, 128)
+
+            def forward(self, x):
+                return self.last(self.first(x)) * self.scale + self.empty.sum()
+        orders = []
+        for blocks in (0, 32):
+            run = self.run_of(Empty, adamw, blocks)
+            for seed in range(3):
+                run.step(seed, stack_loss)
+            named = {parameter: name for name, parameter in run.model.named_parameters()}
+            orders.append([named[each] for each in run.optimizer.state])
+        self.assertEqual(*orders)
+
     def test_an_exception_inside_the_block_ends_it(self):
         run = self.run_of(Stack, adamw, 32)
         run.step(0, stack_loss)

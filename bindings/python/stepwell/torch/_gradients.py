@@ -168,6 +168,7 @@ class Arrived:
         """The same on the current stream of a device, where they may be added to others."""
         groups: Dict[Access, List[Tuple[Record, torch.Tensor]]] = {}
         for record, grad in zip(records, grads):
+            record.note_sum()
             # To what may have left, it is added where that is.
             access = (Access.WRITE if not record.has_gradient else
                       Access.READ_WRITE if record.keeps or record.stays else Access.REDUCE)

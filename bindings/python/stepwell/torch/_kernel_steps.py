@@ -230,6 +230,8 @@ class KernelSteps(Steps):
             if not record.elements and self.counts:  # a kernel counts updates of elements
                 if not self.state.get(record.parameter):
                     self._show(record)
+                    if self.offload.ranks is not None or self.offload.in_backward is not None:
+                        self._unsure.setdefault(record, self._steps)
                 self.state[record.parameter]["step"].add_(1)
 
     def may_be_empty(self, every: List[Tuple[int, Record]]) -> Set[Record]:
@@ -285,7 +287,9 @@ class KernelSteps(Steps):
         unsure, self._unsure = self._unsure, {}
         every = [record for _, record in self.records() if record in unsure] if unsure else []
         for record in sorted(every, key=lambda record: unsure[record]):  # as torch makes them
-            if not self.state.get(record.parameter) and (
+            if not record.elements and record.parameter in self.state:  # shown early
+                self.state.put_last(record.parameter)
+            elif not self.state.get(record.parameter) and (
                     self.count(record) or not record.elements):
                 self._show(record)
 

@@ -84,14 +84,9 @@ class Source:
     def fetch(self, tensor: Tensor, write: bool, whole: bool) -> torch.Tensor:
         """Fetch a tensor in tiers, for memory()."""
         access = READ if not write else WRITE if whole else READ_WRITE
-        shown = self.offload.shown.get(tensor)
-        if shown is not None:  # the program may have an array over it, which is this memory
-            storage = torch.UntypedStorage._new_with_weak_ptr(shown[0].cdata)  # type: ignore
-            if storage is not None:
-                empty: Any = torch.empty(0, dtype=self.dtype, device=self.device)
-                return empty.set_(  # type: ignore[no-any-return]
-                    storage, 0, (storage.nbytes() // self.dtype.itemsize,))
-            del self.offload.shown[tensor]
+        shown = self.offload.shown_memory(tensor, self.dtype)
+        if shown is not None:
+            return shown
         if self.offload.window is not None and not torch.is_grad_enabled():
             return self.offload.window.fetch(self.record, tensor, access)
         return self.offload.place.tensor_of(self.offload.runtime.fetch(tensor, access))

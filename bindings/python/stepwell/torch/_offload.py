@@ -19,6 +19,7 @@ from .._enums import Access
 from .._fetching import Item
 from .._phase import Phase, Step, StepStats
 from .._runtime import Runtime
+from .._tensor import Tensor
 from .._views import View
 from ..errors import BudgetError, BusyError, InvalidError, MismatchError
 from . import _collectives, _kinds, _optimizer, _scaling, _tiles, _wrappers
@@ -335,6 +336,19 @@ class Offload:
     def hold(self, memory: torch.Tensor) -> None:
         """Keep memory pinned until the next mark, since its address was given out."""
         self._addresses.append(memory)
+
+    def shown_memory(self, tensor: Tensor, dtype: torch.dtype) -> Optional[torch.Tensor]:
+        """The memory of a gradient or a state over which the program may have an array."""
+        found = self.shown.get(tensor)
+        if found is None:
+            return None
+        storage = torch.UntypedStorage._new_with_weak_ptr(found[0].cdata)  # type: ignore
+        if storage is None:
+            del self.shown[tensor]
+            return None
+        empty: Any = torch.empty(0, dtype=dtype, device=self.place.device)
+        return empty.set_(  # type: ignore[no-any-return]
+            storage, 0, (storage.nbytes() // dtype.itemsize,))
 
     def check_shown(self, what: str) -> None:
         """Raise if the program has an array over a gradient or a state."""

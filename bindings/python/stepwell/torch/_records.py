@@ -285,6 +285,15 @@ class Record:
         which does not wait for an update."""
         return self.addressed or users_of(self.alias) > 2 + len(self.views)
 
+    def is_passed_on(self, users: int) -> bool:
+        """Whether autograd has what a node has unpacked, beyond the node's run. users: the owners in
+        C++ that the parameter has anyway."""
+        views: Any = list(self.views.values())
+        alias: Any = self.alias
+        parameter: Any = self.parameter
+        return (parameter._use_count() > users or any(view._use_count() > 1 for view in views)
+                or alias._use_count() > 1 + sum(view._is_view() for view in views))
+
     # -- pins -------------------------------------------------------------------------------------
 
     def pin(self) -> None:
@@ -374,12 +383,26 @@ class Record:
             self.offload.copied.end(gradient)
         if self.keeps and not self.has_gradient:
             self.discard_gradient()  # from an earlier step
+        self.note_sum()
         first, self.has_gradient = not self.has_gradient, True  # before it: an interrupt drops it
         if grad.numel():
             ranks, gradients = self.offload.ranks, self.offload.gradients
             grad = flat(grad, self.stride)
+            if self.offload.first <= grad.data_ptr() < self.offload.last:
+                grad = grad.clone()  # a parameter's memory, which may change before it is added
+            shown = self.offload.shown_memory(gradient, self.dtype)
+            if shown is not None:
+                with torch.no_grad():
+                    shown.add_(grad)
+                return
             if not self.keeps or not gradients.add(gradient, grad):
                 gradients.reduce(gradient, grad, first, ranks is not None and ranks.keeps(self))
+
+    def note_sum(self) -> None:
+        """A gradient is added to the one that there is, which torch does in its memory."""
+        source = self.source() if self.source is not None else None
+        if self.has_gradient and source is not None:
+            torch.autograd.graph.increment_version(source.lazy())
 
     def grad_source(self) -> "GradSource":
         found = self.source() if self.source is not None else None

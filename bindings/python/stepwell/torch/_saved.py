@@ -16,6 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..errors import BudgetError
 from ._gradients import Arrived
+from ._lazy import Lazy
 from ._private import not_compiled
 from ._records import Absent, Record, check_data, version_of, view_like
 from ._units import HELD, Unit
@@ -263,8 +264,8 @@ class Hooks:
         self._records = records
 
         def pack(tensor: torch.Tensor) -> Any:
-            if tensor.layout is not _strided:
-                return tensor, tensor._version
+            if tensor.layout is not _strided or type(tensor) is Lazy:  # whose address would pin it
+                return tensor if tensor.is_leaf else tensor.detach(), tensor._version
             if offload.first <= tensor.data_ptr() < offload.last:
                 record = records.get(tensor.untyped_storage().data_ptr())
                 if record is not None:
@@ -322,7 +323,7 @@ class Hooks:
         neutral = (getattr(below, "__module__", None) or "").startswith("torch.")
 
         def record_of(tensor: torch.Tensor) -> Optional[Record]:
-            if tensor.layout is not _strided:
+            if tensor.layout is not _strided or type(tensor) is Lazy:
                 return None
             return records.get(tensor.untyped_storage().data_ptr())
 

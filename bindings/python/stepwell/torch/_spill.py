@@ -81,7 +81,7 @@ class Kept:
     def __init__(self, storage: _Storage, tensor: torch.Tensor) -> None:
         self.storage = storage
         self.bits = tensor.is_conj(), tensor.is_neg()
-        self.input = None if tensor.is_leaf else weakref.ref(tensor)  # else a detached output
+        self.input = weakref.ref(tensor)  # of a detached output, to nothing soon
         self.dtype = tensor.dtype
         self.size = tensor.size()
         self.stride = tensor.stride()
@@ -90,8 +90,7 @@ class Kept:
     def fetch(self) -> torch.Tensor:
         storage = self.storage
         memory = storage.memory
-        if self.input is not None:
-            check_data(self.input(), storage.alive.cdata)
+        check_data(self.input(), storage.alive.cdata)
         if memory is None:
             memory = storage.spill.brought(storage)
         elif memory._version != storage.version:

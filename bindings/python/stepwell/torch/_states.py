@@ -407,12 +407,15 @@ class States(collections.defaultdict):  # type: ignore[type-arg]
             self[parameter] = default
         return self[parameter]
 
+    def put_last(self, parameter: Any) -> None:
+        dict.__setitem__(self, parameter, dict.pop(self, parameter))
+
     def arrange(self, parameters: Any, every: bool = False) -> None:
         """Put the entries that steps have made since the last call, or every one, in this order."""
         new = [each for each in parameters
                if each in self and (every or id(each) not in self._arranged)]
         for parameter in new:
-            dict.__setitem__(self, parameter, dict.pop(self, parameter))
+            self.put_last(parameter)
         self._arranged = {id(each) for each in self}
 
     def replace(self, values: Any) -> None:

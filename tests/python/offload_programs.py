@@ -467,6 +467,13 @@ optimizer.load_state_dict(part)""", ""),
     p.requires_grad_(True)""", ""),
     "add a group": ("before", """if late:
     optimizer.add_param_group({"params": [late.pop()], "lr": 0.02})""", ""),
+    "data twice": ("forward", """for p in model.parameters():
+    p.data.mul_(0.99)
+    p.data.mul_(1.01)""", ""),
+    "gradient in a loss": ("backward", """terms = [(p * p.grad).sum() for p in params
+         if p.grad is not None and p.requires_grad]
+sum(terms, start=loss(model, 96)).backward()
+see("summed", [p.grad for p in params])""", ""),
     "copy the model": ("before", 'see("copied", loss(copy.deepcopy(model), 93))', ""),
     "train and evaluate the optimizer": ("before", """if hasattr(optimizer, "eval"):
     optimizer.eval()""", ""),

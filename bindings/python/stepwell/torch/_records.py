@@ -286,8 +286,8 @@ class Record:
         return self.addressed or users_of(self.alias) > 2 + len(self.views)
 
     def is_passed_on(self, users: int) -> bool:
-        """Whether autograd has what a node has unpacked, beyond the node's run. users: the owners in
-        C++ that the parameter has anyway."""
+        """Whether autograd has what a node has unpacked, beyond the node's run. users: the owners
+        in C++ that the parameter has anyway."""
         views: Any = list(self.views.values())
         alias: Any = self.alias
         parameter: Any = self.parameter

@@ -660,6 +660,30 @@ class Offload(unittest.TestCase):
             self.assertTrue(torch.equal(plain, resident))
             self.assertTrue(torch.equal(plain, tight))
 
+    def test_a_weight_that_a_node_returns_as_a_gradient_is_summed_as_it_was(self):
+        class Product(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, one, other):
+                ctx.save_for_backward(one, other)
+                return x + (one * other).sum()
+
+            @staticmethod
+            def backward(ctx, grad):
+                one, other = ctx.saved_tensors
+                return grad, other, one * 1
+
+        class Last(Stack):
+            def forward(self, x):
+                return Product.apply(super().forward(x), self.layers[0][1].weight,
+                                     self.layers[1][1].weight)
+
+        def train(budget, **options):
+            with Run(Last, own_steps, budget, **options) as run:
+                return [run.step(seed, stack_loss) for seed in range(4)]
+        self.assertEqual(train(24), train(0))
+        if support.DEVICE == "cpu":
+            self.assertEqual(train(24, fault_in=False), train(0))
+
     def test_a_backward_after_the_step_is_an_error(self):
         with Run(Stack, own_steps, 24) as run:
             loss = stack_loss(run.model)

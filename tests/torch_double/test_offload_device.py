@@ -718,8 +718,9 @@ class Programs(Case):
         trained("in_backward", model, optimizer)
         before = model[0].weight.clone()
         self.backward(model)
-        self.assertFalse(torch.equal(model[0].weight, before))
+        self.assertTrue(all(made.in_backward.has_changed(record) for record in made.records))
         optimizer.step()
+        self.assertFalse(torch.equal(model[0].weight, before))
         made.close()
 
     def test_weights_larger_than_the_device_are_computed_in_tiles(self):

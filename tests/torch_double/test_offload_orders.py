@@ -85,7 +85,9 @@ class SavedTensors(Case):
                     found, least = self.peak(lambda: self.steps(model, optimizer))
                     self.assertEqual(found, plain)
                     self.assertGreater(made.spill.left, 30 * MIB if how is None else 6 * MIB)
-                    self.assertLessEqual(made.spill.peak, 6 * MIB + 4 * self.ROWS * WIDTH)
+                    # A checkpoint that is reentrant has the tensors of its arguments meanwhile.
+                    held = 3 if how else 1
+                    self.assertLessEqual(made.spill.peak, 6 * MIB + held * 4 * self.ROWS * WIDTH)
                     if how is None:  # a checkpoint saves little
                         self.assertLess(least, 0.7 * most)
                     made.close()

@@ -275,7 +275,7 @@ class Gradients:
             pass  # others refer to it longer
         elif unit is not None and unit.task == task and task >= 0:
             unit.awaited -= 1
-            if unit.awaited <= 0:
+            if unit.awaited <= 0 and not offload.backward.keeps(unit):
                 offload.backward.release(unit)
         if offload.in_backward is not None:
             offload.in_backward.arrived(record)

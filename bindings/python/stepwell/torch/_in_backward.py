@@ -11,7 +11,6 @@ so that a loop with such an operation is refused with its model unchanged.
 """
 from __future__ import annotations
 
-import functools
 import sys
 from typing import TYPE_CHECKING, Any, Dict, List
 
@@ -42,7 +41,6 @@ class InBackward:
         self._task = -1         # the backward pass of the last gradient
         self._outermost = False
         self._open = -1         # the outermost running pass
-        _users()
 
     # -- gradients, as they come --------------------------------------------------------------
 
@@ -66,7 +64,7 @@ class InBackward:
         # through its memory has the old values until step(), and so has what a node has returned
         # of it, as a gradient of another one.
         if (not self._outermost or record not in self._groups or record.large
-                or record.seen_outside() or record.is_passed_on(_users())):
+                or record.seen_outside() or record.is_passed_on()):
             return
         self._taken[record], self._due[record] = False, None
         if self._armed and not record.pins:
@@ -177,18 +175,6 @@ class InBackward:
         if not self._armed:
             return "was to be used for its update in backward (nothing is updated yet)"
         return f"{sum(self._taken.values())} parameters were updated in backward already"
-
-
-@functools.lru_cache(maxsize=None)
-def _users() -> int:
-    """The owners in C++ that a parameter has in its hook after a gradient, of one whose nodes have
-    run."""
-    found: List[int] = []
-    with torch.inference_mode(False), torch.enable_grad():
-        probe: Any = torch.nn.Parameter(torch.zeros(1, device="cpu"))
-        probe.register_post_accumulate_grad_hook(lambda each: found.append(each._use_count()))
-        (probe * probe).sum().backward()
-    return found[0]
 
 
 def _passes() -> int:

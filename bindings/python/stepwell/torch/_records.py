@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import functools
 import warnings
 import weakref
 from multiprocessing.context import get_spawning_popen
@@ -139,6 +140,18 @@ def with_bits(view: torch.Tensor, conj: bool, neg: bool) -> torch.Tensor:
     if conj:
         view = view.conj()
     return torch._neg_view(view) if neg else view
+
+
+@functools.lru_cache(maxsize=None)
+def _owners() -> int:
+    """The owners in C++ that a parameter has in its hook after a gradient, of one whose nodes have
+    run."""
+    found: List[int] = []
+    with torch.inference_mode(False), torch.enable_grad():
+        probe: Any = torch.nn.Parameter(torch.zeros(1, device="cpu"))
+        probe.register_post_accumulate_grad_hook(lambda each: found.append(each._use_count()))
+        (probe * probe).sum().backward()
+    return found[0]
 
 
 def check_data(saved: Optional[torch.Tensor], storage: int) -> None:
@@ -285,13 +298,12 @@ class Record:
         which does not wait for an update."""
         return self.addressed or users_of(self.alias) > 2 + len(self.views)
 
-    def is_passed_on(self, users: int) -> bool:
-        """Whether autograd has what a node has unpacked, beyond the node's run. users: the owners
-        in C++ that the parameter has anyway."""
+    def is_passed_on(self) -> bool:
+        """Whether autograd has what a node has unpacked, beyond the node's run."""
         views: Any = list(self.views.values())
         alias: Any = self.alias
         parameter: Any = self.parameter
-        return (parameter._use_count() > users or any(view._use_count() > 1 for view in views)
+        return (parameter._use_count() > _owners() or any(view._use_count() > 1 for view in views)
                 or alias._use_count() > 1 + sum(view._is_view() for view in views))
 
     # -- pins -------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from ..errors import BudgetError
 from ._gradients import Arrived
 from ._lazy import Lazy
 from ._private import not_compiled
-from ._records import Absent, Record, check_data, version_of, view_like
+from ._records import Absent, Record, check_data, users_of, version_of, view_like
 from ._units import HELD, Unit
 
 if TYPE_CHECKING:
@@ -166,6 +166,8 @@ class Backward:
                 if not self.drop(node):
                     raise
         unit.task = task
+        if not unit.offload.serves_faults:
+            unit.others = _others(unit)
         held[unit] = None
         awaited = 0
         for record in unit.records:
@@ -195,10 +197,16 @@ class Backward:
     def drop(self, node: Any) -> bool:
         """End the oldest hold that this node does not need. Returns whether there was one."""
         for unit in self._held:
-            if node is not None and unit.node is not node:
+            if node is not None and unit.node is not node and not self.keeps(unit):
                 self.release(unit)
                 return True
         return False
+
+    def keeps(self, unit: Unit) -> bool:
+        """Whether a hold lasts to the end of the pass: a node has returned a parameter as it is, as
+        the gradient of something, and no fault would bring it back."""
+        return not unit.offload.serves_faults and (
+            _others(unit) > unit.others or any(record.is_passed_on() for record in unit.records))
 
     def release(self, unit: Unit) -> None:
         """End a hold."""
@@ -224,6 +232,11 @@ class Backward:
     def reset(self) -> None:
         self._held.clear()
         self._passes.clear()
+
+
+def _others(unit: Unit) -> int:
+    """The tensors over the memory of its parameters that are not ours."""
+    return sum(users_of(record.alias) - len(record.views) for record in unit.records)
 
 
 class _Pass:

@@ -50,6 +50,7 @@ class Unit:
         self.written: List[Any] = []  # what has to be written after the release
         self.task = -1          # the backward pass that holds it
         self.node: Any = None   # the last node of that pass that unpacked one of its parameters
+        self.others = 0         # tensors over its memory then that are not ours
         self.awaited = 0        # number of gradients still to arrive in the pass
         for record in records:
             if record.unit is None:

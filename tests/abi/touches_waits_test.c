@@ -259,35 +259,42 @@ static void *give_back_once_touched(void *argument)
     return NULL;
 }
 
+/* The same of a small one, which shares its block with `neighbour`. */
+static speculated speculate_small(machine wanted, stw_tensor **neighbour)
+{
+    speculated here = {.runtime = machine_open_as(wanted)};
+    here.parameter = tensor_f32(here.runtime, "small", 100);
+    *neighbour = tensor_f32(here.runtime, "neighbour", 100);
+    here.gradient = tensor_f32(here.runtime, "small.grad", 100);
+    here.optimizer = optimizer_make(here.runtime, STW_OPTIMIZER_SGD);
+    optimizer_add(here.optimizer, here.parameter, here.gradient);
+    ok(stw_tensor_fill(here.parameter, 1.0, NULL));
+    ok(stw_tensor_fill(*neighbour, 1.0, NULL));
+    ok(stw_tensor_fill(here.gradient, 1.0, NULL));
+    here.address = touched_address(here.parameter);
+    step_with(&here, STW_UPDATE_SPECULATE);
+    ok(stw_runtime_drain(here.runtime, 0));
+    return here;
+}
+
 /* The other tensor of its block is written at another tier, and that view ends by itself. */
 TEST(a_touch_before_its_own_verdict_waits_for_its_neighbour)
 {
     machine wanted = machine_touched();
     wanted.host_blocks = 16;
-    stw_runtime *runtime = machine_open_as(wanted);
-    stw_tensor *parameter = tensor_f32(runtime, "small", 100);
-    stw_tensor *neighbour = tensor_f32(runtime, "neighbour", 100);
-    stw_tensor *gradient = tensor_f32(runtime, "small.grad", 100);
-    stw_optimizer *optimizer = optimizer_make(runtime, STW_OPTIMIZER_SGD);
-    optimizer_add(optimizer, parameter, gradient);
-    ok(stw_tensor_fill(parameter, 1.0, NULL));
-    ok(stw_tensor_fill(neighbour, 1.0, NULL));
-    ok(stw_tensor_fill(gradient, 1.0, NULL));
-    const speculated here = {runtime, optimizer, parameter, gradient, touched_address(parameter)};
-    step_with(&here, STW_UPDATE_SPECULATE);
-    ok(stw_runtime_drain(runtime, 0));
+    stw_tensor *neighbour;
+    const speculated here = speculate_small(wanted, &neighbour);
     stw_fetch_request request = request_of(neighbour, STW_READ_WRITE);
     request.tier = STW_TIER_HOST;
     const stw_fetch_options options = {.struct_size = sizeof options, .flags = STW_FETCH_HAND_OVER};
-    work other = {.runtime = runtime};
-    ok(stw_fetch(runtime, &options, &request, 1, &other.view));
+    work other = {.runtime = here.runtime};
+    ok(stw_fetch(here.runtime, &options, &request, 1, &other.view));
     begin(&other, give_back_once_touched);
     const float seen = touched_read(here.address);
     join(&other);
     assert_true(seen > 0.99F && seen <= 1.0F);
     step_with(&here, STW_UPDATE_REJECT);
-    ok(stw_optimizer_destroy(optimizer));
-    machine_close(runtime);
+    close_speculated(&here);
 }
 
 TEST(an_interrupt_does_not_end_a_touch)
@@ -332,26 +339,17 @@ TEST(who_gives_a_verdict_does_not_wait_for_the_fault_of_who_waits_for_it)
 /* A call that begins nothing has no change to wait for, and this thread has the verdict to give. */
 TEST(a_step_that_is_refused_waits_for_no_verdict)
 {
-    stw_runtime *runtime = machine_open_as(machine_touched());
-    stw_tensor *parameter = tensor_f32(runtime, "small", 100);
-    stw_tensor *gradient = tensor_f32(runtime, "small.grad", 100);
-    stw_optimizer *optimizer = optimizer_make(runtime, STW_OPTIMIZER_SGD);
-    optimizer_add(optimizer, parameter, gradient);
-    ok(stw_tensor_fill(parameter, 1.0, NULL));
-    ok(stw_tensor_fill(gradient, 1.0, NULL));
-    const speculated here = {runtime, optimizer, parameter, gradient, touched_address(parameter)};
-    step_with(&here, STW_UPDATE_SPECULATE);
-    ok(stw_runtime_drain(runtime, 0));
+    stw_tensor *neighbour;
+    const speculated here = speculate_small(machine_touched(), &neighbour);
     stw_update_options options = STW_UPDATE_OPTIONS_INIT;
     options.flags = STW_UPDATE_MEASURE;
     options.timeout_ns = 60 * SECOND_NS;
     const uint64_t begin_ns = clock_ns();
-    fails(stw_optimizer_step(optimizer, &options, NULL), STW_ERROR_INVALID, "only measures");
+    fails(stw_optimizer_step(here.optimizer, &options, NULL), STW_ERROR_INVALID, "only measures");
     assert_true(clock_ns() - begin_ns < 20 * SECOND_NS);
     step_with(&here, STW_UPDATE_REJECT);
     assert_float(touched_read(here.address), 1.0F);
-    ok(stw_optimizer_destroy(optimizer));
-    machine_close(runtime);
+    close_speculated(&here);
 }
 
 TEST(steps_and_commits_get_on_beside_touches_of_another_thread)

@@ -67,6 +67,19 @@ if HAS_TORCH:
             weight = self.weight.to(x.dtype) * self.scale * (self.bits > 127)
             return x + nn.functional.linear(x, weight) + self.up(self.down(x))
 
+    class Product(torch.autograd.Function):
+        """Adds the sum of a product; the gradient of one weight is the other weight itself."""
+
+        @staticmethod
+        def forward(ctx, x, one, other):
+            ctx.save_for_backward(one, other)
+            return x + (one * other).sum()
+
+        @staticmethod
+        def backward(ctx, grad):
+            one, other = ctx.saved_tensors
+            return grad, other, one * 1
+
     class Stack(nn.Module):
         """Layers of 512 KiB; how = None, or use_reentrant of a checkpoint around each."""
 
@@ -661,17 +674,6 @@ class Offload(unittest.TestCase):
             self.assertTrue(torch.equal(plain, tight))
 
     def test_a_weight_that_a_node_returns_as_a_gradient_is_summed_as_it_was(self):
-        class Product(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, x, one, other):
-                ctx.save_for_backward(one, other)
-                return x + (one * other).sum()
-
-            @staticmethod
-            def backward(ctx, grad):
-                one, other = ctx.saved_tensors
-                return grad, other, one * 1
-
         class Last(Stack):
             def forward(self, x):
                 return Product.apply(super().forward(x), self.layers[0][1].weight,

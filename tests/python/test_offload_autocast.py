@@ -208,7 +208,7 @@ class Autocast(unittest.TestCase):
         stepwell.torch.offloaded(model).close()
 
     def test_a_weight_is_written_before_backward(self):
-        """The node has the cast of before, whatever the weight has become."""
+        """Backward uses the cast that was made in the forward pass."""
         def by_data(weight):
             weight.data.mul_(2)
 

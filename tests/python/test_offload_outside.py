@@ -98,7 +98,7 @@ class Activations(unittest.TestCase):
             def forward(self, h):
                 for at, each in enumerate(self.layers):
                     h = each(h)
-                    if at % 4:  # else nobody has it
+                    if at % 4:  # the program keeps the outputs of every other layer alone
                         continue
                     y = nn.functional.gelu(h)
                     if self.at_once:

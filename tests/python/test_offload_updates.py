@@ -15,7 +15,7 @@ from test_offload import BLOCK, HAS_TORCH, Run, offload, own_steps, stack_loss
 if HAS_TORCH:
     import torch
     import torch.nn.functional as F
-    from test_offload import Stack
+    from test_offload import Product, Stack
     from torch import nn
     from torch.utils.checkpoint import checkpoint
 
@@ -323,17 +323,6 @@ class InBackward(unittest.TestCase):
         self.assertTrue((array == weight.data.numpy()).all())
 
     def test_a_weight_that_is_the_gradient_of_another_is_updated_by_the_step(self):
-        class Product(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, x, one, other):
-                ctx.save_for_backward(one, other)
-                return x + (one * other).sum()
-
-            @staticmethod
-            def backward(ctx, grad):
-                one, other = ctx.saved_tensors
-                return grad, other, one * 1
-
         def loss(model):
             weights = model.layers[0][1].weight, model.layers[1][1].weight
             return Product.apply(model(torch.randn(8, 128)), *weights).square().mean()

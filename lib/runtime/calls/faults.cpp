@@ -205,7 +205,8 @@ Status Faults::fetch_touched(const RequestedRange &range, uint32_t owner)
     machine_.touches->keep(view);
     // Whatever began to wait since `before` could not end this view, so end it here. An older fetch
     // waits for a view of the program; ending this view for it would only make the fault come
-    // again. Who waits for progress is told of this event, and ends the view if it has to wait on.
+    // again. A thread in wait_progress() is woken by this event, and ends the view if its condition
+    // does not hold yet.
     dispatch_.act([&](Core &core, Commands &) STW_REQUIRES(runtime_lock) {
         const residency::TensorId id = range.tensor->id;
         const bool claimed = core.claimed_by(id) != 0 && core.claimed_by(id) != claim;

@@ -148,8 +148,8 @@ void Sleepers::before_unlock()
 {
     if (asleep_.empty()) return;
     break_deadlocks();
-    // What was lent to an access without a view is lent no more when there is room for it, and what
-    // has ended may have been before an update that waits for its verdict.
+    // The tensor of an access without a view is lent for a moment alone, and a claim that has ended
+    // may have been before an update that waits for its verdict: these threads look again.
     for (const residency::Sleeper &sleeper : asleep_) {
         Waiter *const waiter = dispatch_.find(sleeper.fetch);
         if (!waiter) continue;

@@ -57,10 +57,10 @@ class Same(unittest.TestCase):
             close(model)
             self.offload_again(model, optimizer)
 
-    def same(self, make, program, **options):
+    def same(self, make, program, tight=TIGHT, **options):
         """`program(model, optimizer)` returns what it saw; the weights are compared as well."""
         expected = None
-        for blocks in 0, TIGHT, RESIDENT:
+        for blocks in 0, tight, RESIDENT:
             self.offload_again = blocks and functools.partial(
                 self.offload, blocks=blocks, **options)
             with self.subTest(blocks=blocks):
@@ -212,6 +212,31 @@ class State(Same):
             for name, make in optimizers().items():
                 with self.subTest(name, what=what):
                     self.same(make, program)
+
+    def test_it_has_the_operators_of_dicts(self):
+        def program(model, optimizer):
+            found = [step(model, optimizer, seed) for seed in range(2)]
+            p, q = model[0].weight, model[1].weight
+            kept = optimizer.state.copy()
+            optimizer.state |= {p: {key: torch.ones_like(value) for key, value
+                                    in optimizer.state[p].items()}}
+            optimizer.state[q] |= {"more": torch.ones(3)}
+            merged = optimizer.state | {p: {"x": 1}}
+            other = {p: {"x": 1}} | optimizer.state
+            found += [type(kept).__name__, len(kept), merged[p], sorted(other[p]),
+                      copy.copy(optimizer.state)[q]["more"], list(optimizer.state[q])]
+            return found + [step(model, optimizer, 3), list(optimizer.state.values())]
+        for make in (lambda p: torch.optim.AdamW(p, lr=.1),
+                     lambda p: torch.optim.RMSprop(p, lr=1e-3)):
+            self.same(make, program)
+
+    def test_a_state_that_is_no_dict_is_refused(self):
+        model = self.model()
+        optimizer = torch.optim.AdamW(model.parameters())
+        self.offload(model, optimizer, TIGHT)
+        with self.assertRaisesRegex(TypeError, "state of parameter '0.weight' .* to a list"):
+            optimizer.state[model[0].weight] = [torch.ones(3)]
+        self.assertEqual(list(optimizer.state), [])
 
     def test_a_state_dict_right_after_a_step_has_its_counts(self):
         def program(model, optimizer):
@@ -802,300 +827,6 @@ class OwnCode(Same):
             # A parameter, its gradient and two states; another block while the loop goes on.
             self.assertLessEqual(most, 5 * support.BLOCK)
             self.assertGreater(most, 0)
-
-
-@unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")
-class Gradient(Same):
-    """`.grad` is a tensor."""
-
-    def test_writes_through_every_view_are_kept(self):
-        edits = {
-            "rows": lambda g: g[:20].zero_(), "row": lambda g: g[3].mul_(100),
-            "view": lambda g: g.view(-1)[:100].fill_(0), "data": lambda g: g.data.mul_(-1),
-            "detach": lambda g: g.detach()[5:].mul_(-1), "t": lambda g: g.t()[:10].fill_(1),
-            "chunk": lambda g: [each.mul_(2) for each in g.chunk(4)[1:3]],
-            "unbind": lambda g: g.unbind()[7].add_(1), "diagonal": lambda g: g.diagonal().zero_(),
-            "index": lambda g: g.__setitem__(torch.arange(0, 64, 2), 0),
-            "mask": lambda g: g.__setitem__(g < 0, 0), "out": lambda g: torch.mul(g, 3, out=g),
-            "bytes": lambda g: g.view(torch.int32)[2].fill_(0),
-            "assign": lambda g: setattr(g, "data", torch.ones_like(g)),
-            "narrow of a view": lambda g: g[8:].narrow(1, 3, 9).T[4].copy_(g[0, :56]),
-        }
-        if support.DEVICE == "cpu":
-            edits["numpy"] = lambda g: g.numpy().fill(2)
-        for name, edit in edits.items():
-            def program(model, optimizer):
-                torch.manual_seed(3)
-                model(torch.randn(4, WIDTH) * 30).square().sum().backward()
-                for layer in model:
-                    edit(layer.weight.grad)
-                seen = [layer.weight.grad.norm() for layer in model]
-                optimizer.step()
-                return seen
-            with self.subTest(name):
-                self.same(lambda p: torch.optim.SGD(p, 1.), program)
-
-    def test_another_shape_in_place_is_refused(self):
-        model = self.model()
-        self.offload(model, torch.optim.SGD(model.parameters(), 1.), TIGHT)
-        model(torch.randn(4, WIDTH)).sum().backward()
-        for change in (lambda g: g.t_(), lambda g: g.resize_(3), lambda g: g.set_(torch.ones(2))):
-            with self.assertRaisesRegex(NotImplementedError, "gradient of parameter '0.weight'"):
-                change(model[0].weight.grad)
-        with self.assertRaisesRegex(NotImplementedError, "clone"):
-            model[0].weight.grad.share_memory_()
-
-    def test_held_gradients_keep_their_values(self):
-        def program(model, optimizer):
-            seen = []
-            for seed in range(3):
-                tasks = []
-                for task in range(2):
-                    optimizer.zero_grad()
-                    torch.manual_seed(2 * seed + task)
-                    model(torch.randn(4, WIDTH)).sub(task).square().mean().backward()
-                    tasks.append([p.grad for p in model.parameters()])
-                first = [g.view(-1)[1:] for g in tasks[0]]
-                for p, a, b in zip(model.parameters(), *tasks):
-                    dot = (a * b).sum()
-                    p.grad = a + b if dot >= 0 else a - dot / b.square().sum() * b + b
-                seen += [g.sum() for g in first]
-                optimizer.step()
-            return seen
-        self.same(lambda p: torch.optim.SGD(p, .1), program)
-
-    def test_values_of_a_held_gradient_leave_the_tiers_with_it(self):
-        model = self.model()
-        self.offload(model, torch.optim.SGD(model.parameters(), .1), TIGHT)
-        tiers = stepwell.torch.offloaded(model)
-
-        def used():
-            tiers.mark()
-            return sum(tiers.runtime.tier_stats(tier).used_bytes
-                       for tier in ("device", "host", "nvme"))
-        model(torch.randn(4, WIDTH)).sum().backward()
-        model.zero_grad()
-        least = used()
-        model(torch.randn(4, WIDTH)).sum().backward()
-        held = [p.grad for p in model.parameters()]
-        model.zero_grad()
-        self.assertGreater(used(), least)
-        del held
-        self.assertEqual(used(), least)
-
-    def test_a_buffer_that_the_program_sets_is_filled(self):
-        def program(model, optimizer):
-            buffers = [torch.zeros_like(p) for p in model.parameters()]
-            for p, buffer in zip(model.parameters(), buffers):
-                p.grad = buffer
-            seen = []
-            for seed in range(3):
-                torch.manual_seed(seed)
-                model(torch.randn(4, WIDTH)).square().mean().backward()
-                seen += [buffer.clone() for buffer in buffers]
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=False)
-                seen.append([p.grad is buffer for p, buffer in zip(model.parameters(), buffers)])
-            return seen
-        for make in torch.optim.AdamW, lambda p: torch.optim.RMSprop(p, 1e-3):
-            self.same(make, program)
-
-    def test_what_nobody_else_refers_to_moves_to_tiers(self):
-        model = self.model()
-        self.offload(model, torch.optim.SGD(model.parameters(), .1), TIGHT)
-        for p in model.parameters():
-            p.grad = torch.ones_like(p)
-        lazy = [type(p.grad).__name__ for p in model.parameters()]
-        self.assertEqual(lazy[:-1], ["Lazy"] * (2 * LAYERS - 1))
-
-    def test_hooks_that_are_older_than_the_offload_see_the_sum(self):
-        seen = []
-
-        def see(p):
-            seen.append(p.grad.clone())
-            p.grad.mul_(0.5)
-
-        def make(parameters):
-            every = list(parameters)
-            for p in every:
-                p.register_post_accumulate_grad_hook(see)
-            return torch.optim.AdamW(every, 0.01)
-
-        def program(model, optimizer):
-            for _ in range(3):
-                backward(model)
-            optimizer.step()
-            found = list(seen)
-            seen.clear()
-            return found
-        self.same(make, program)
-
-    def test_what_code_in_c_or_numpy_does_is_done_or_refused(self):
-        def hooks(model, optimizer):
-            seen = []
-            for p in model.parameters():
-                p.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad))
-            backward(model)
-            for g in seen:
-                g.zero_()
-            found = [p.grad.clone() for p in model.parameters()]
-            optimizer.step()
-            optimizer.zero_grad()
-            return found + [step(model, optimizer, 1)]
-
-        def stashed(model, optimizer):
-            backward(model)
-            g, model[0].weight.grad = model[0].weight.grad, None
-            model[0].weight.grad = g
-            g.zero_()
-            return [model[0].weight.grad is g, model[0].weight.grad]
-
-        def buffer(model, optimizer):
-            array = numpy.zeros((WIDTH, WIDTH), numpy.float32)
-            model[0].weight.grad = torch.from_numpy(array)
-            model[1].weight.grad = torch.zeros(WIDTH, WIDTH)
-            backward(model)
-            found = [float(array.sum())]
-            array[:] = 0
-            return found + [model[0].weight.grad]
-
-        def array(model, optimizer):
-            backward(model)
-            shown = numpy.asarray(model[0].weight.grad)
-            shown[:] = 0
-            model[0].weight.grad.add_(1)
-            return [float(shown.sum()), model[0].weight.grad]
-
-        def by_element(model, optimizer):
-            backward(model)
-            model[0].weight.grad.apply_(lambda value: value * .5)
-            model[1].weight.grad.map_(torch.ones(WIDTH, WIDTH), lambda a, b: a + b)
-            copy.copy(model[2].weight.grad).zero_()
-            return [layer.weight._grad for layer in model]
-
-        def same_data(model, optimizer):
-            old = model[0].weight.data
-            model(torch.randn(4, WIDTH))
-            model[0].weight.data = old
-            return [model[0].weight]
-        for program in hooks, stashed, buffer, array, by_element, same_data:
-            with self.subTest(program.__name__):
-                self.same(lambda p: torch.optim.AdamW(p, lr=.1), program)
-        for make in (lambda p: torch.optim.AdamW(p, lr=torch.tensor(.01), foreach=False),
-                     lambda p: torch.optim.Adagrad(p, lr=torch.tensor(.013), lr_decay=.1,
-                                                   foreach=False)):
-            self.same(make, lambda m, o: [step(m, o, seed) for seed in range(4)])
-
-    def test_what_would_not_have_the_values_of_torch_is_refused(self):
-        def exported(model, optimizer):
-            torch.utils.dlpack.to_dlpack(model[0].weight.grad)
-
-        def swapped(model, optimizer):
-            backup = model[0].weight.data
-            model[0].weight.data = torch.zeros(WIDTH, WIDTH)
-            return backup
-
-        def kept(model, optimizer):
-            array = memory_of(model[0].weight.grad)
-            try:
-                optimizer.step()
-            finally:
-                del array
-
-        def dropped(model, optimizer):
-            array = memory_of(model[0].weight.grad)
-            try:
-                optimizer.zero_grad()
-            finally:
-                del array
-
-        def fraction(model, optimizer):
-            optimizer.step()
-            optimizer.state[model[0].weight]["step"].mul_(.5)
-
-        def decay(model, optimizer):
-            optimizer.param_groups[0]["decoupled_weight_decay"] = False
-            optimizer.step()
-
-        def order(model, optimizer):
-            model[0].weight.data = torch.ones(WIDTH, WIDTH).t()
-
-        def another(model, optimizer):
-            model[0].weight.grad = model[1].weight.grad
-
-        for program, error, text in (
-                (exported, RuntimeError, "data pointer"),
-                (swapped, RuntimeError, "'0.weight' is given other data while .*clone"),
-                (kept, RuntimeError, "step.. is called while .* array over the gradient of"),
-                (dropped, RuntimeError, "a gradient is dropped while .* array over the gradient"),
-                (fraction, ValueError, "'step' of parameter '0.weight' is set to 0.5"),
-                (decay, RuntimeError, "another kind of decay"),
-                (order, RuntimeError, "strides .* for parameter '0.weight'"),
-                (another, NotImplementedError, "the gradient of parameter '1.weight'.*clone"),
-                (lambda m, o: m[0].weight.t_(), NotImplementedError, "t_.. .* '0.weight'")):
-            with self.subTest(text):
-                model = self.model()
-                optimizer = torch.optim.AdamW(model.parameters())
-                self.offload(model, optimizer, TIGHT)
-                backward(model)
-                with self.assertRaisesRegex(error, text):
-                    program(model, optimizer)
-                close(model)
-        model = self.model()
-        optimizer = torch.optim.AdamW(model.parameters())
-        optimizer.step = lambda: None
-        with self.assertRaisesRegex(TypeError, "step.. of its own"):
-            self.offload(model, optimizer, TIGHT)
-
-    def test_zeros_stay_gradients(self):
-        class Two(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-            def forward(self, x, both):
-                return self.a(x) + (self.b(x) if both else 0)
-
-        def zero(p):
-            if p.grad is not None:
-                p.grad.zero_()
-        ways = {
-            "optimizer": lambda m, o: o.zero_grad(set_to_none=False),
-            "model": lambda m, o: m.zero_grad(False),
-            "grad": lambda m, o: [zero(p) for p in m.parameters()],
-        }
-        makes = {"AdamW": lambda p: torch.optim.AdamW(p, 1e-2, weight_decay=.1),
-                 "SGD": lambda p: torch.optim.SGD(p, .1, momentum=.9),
-                 "RMSprop": lambda p: torch.optim.RMSprop(p, 1e-3, momentum=.5)}
-        for way, clear in ways.items():
-            def program(model, optimizer):
-                for seed in range(5):
-                    torch.manual_seed(seed)
-                    model(torch.randn(4, WIDTH), seed % 3 == 0).square().mean().backward()
-                    optimizer.step()
-                    clear(model, optimizer)
-                return [p.grad for p in model.parameters()]
-            for name, make in makes.items():
-                with self.subTest(name, way=way), unittest.mock.patch.object(
-                        self, "model", lambda: (torch.manual_seed(0), Two())[1]):
-                    self.same(make, program)
-
-    def test_two_steps_with_one_gradient(self):
-        def program(model, optimizer):
-            for seed in range(3):
-                torch.manual_seed(seed)
-                model(torch.randn(4, WIDTH)).square().mean().backward()
-                optimizer.step()
-                optimizer.step()
-                optimizer.zero_grad()
-        for name, make in optimizers().items():
-            with self.subTest(name):
-                self.same(make, program, keep_gradients=True)
-                model = self.model()
-                optimizer = make(model.parameters())
-                self.offload(model, optimizer, TIGHT)
-                with self.assertRaisesRegex(RuntimeError, "consumed by the update"):
-                    program(model, optimizer)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from ._entries import Entry, Snapshot
 from ._lazy import READ, READ_WRITE, Lazy
 from ._private import pop
 from ._records import (
-    DTYPES, VERSIONED, Offloaded, Record, find_absent, memory_order, read, users_of, write,
+    DTYPES, VERSIONED, Offloaded, Record, find_absent, memory_order, read, users_of, view_like,
+    write,
 )
 
 if TYPE_CHECKING:
@@ -58,17 +59,24 @@ class Accesses:
         """Its bytes as a flat tensor, with which the pin ends."""
         return self._offload.place.tensor_of(self._offload.runtime.fetch(record.tensor))
 
-    def touch(self, records: List[Record], func: Any, args: Any, kwargs: Any,
-              escapes: bool) -> Any:
-        """Fetch the unpinned parameters of a torch function's arguments, and call it."""
+    def view(self, record: Record, like: torch.Tensor) -> torch.Tensor:
+        """What the program reads of a node: over the parameter's memory, until the next mark."""
+        if record.large:
+            return view_like(self.copy_of(record), like)
+        return self.touch(  # type: ignore[no-any-return]
+            [record], lambda _: like, (record.parameter,), {}, False)
+
+    def touch(self, records: List[Record], func: Any, args: Any, kwargs: Any, escapes: bool,
+              others: bool = False) -> Any:
+        """Fetch the unpinned parameters of a torch function's arguments, and call it. others: there
+        are some of another Offload too, which does the same in the call."""
         offload = self._offload
         if not offload.place.calls_backward and _edges.takes(func, args, kwargs):
             return _edges.call(func, args, kwargs)  # another thread's nodes take turns themselves
         if not offload.inside():
-            return offload.alone(self.touch, records, func, args, kwargs, escapes)
+            return offload.alone(self.touch, records, func, args, kwargs, escapes, others)
         if offload.closed:  # since the call was dispatched
-            with _Off():
-                return func(*args, **kwargs)
+            return _called(func, args, kwargs, others)
         for record in records:
             record.check_use()
         if self.copies and func is torch.Tensor.detach:
@@ -94,8 +102,7 @@ class Accesses:
                 # whole unit is pinned, and the checkpoint's own hooks get the saved tensors.
                 for record in records:
                     offload.backward.pin(record.unit, _task(), _node())
-                with _Off():
-                    return func(*args, **kwargs)
+                return _called(func, args, kwargs, others)
         # An optimizer's own code writes the parameters that it reaches, one after the other.
         window = offload.window if not torch.is_grad_enabled() else None
         if window is not None:
@@ -127,8 +134,7 @@ class Accesses:
         try:
             pushed = offload.hooks.push()
             try:
-                with _Off():
-                    result = func(*args, **kwargs)
+                result = _called(func, args, kwargs, others)
             finally:
                 if pushed:
                     pop()
@@ -289,6 +295,13 @@ class Accesses:
                     state[name] = Entry(source.whole.as_strided(
                         value.size(), value.stride(), value.storage_offset()), source)
         self._sources.clear()
+
+
+def _called(func: Any, args: Any, kwargs: Any, others: bool) -> Any:
+    if others:
+        return func(*args, **kwargs)
+    with _Off():
+        return func(*args, **kwargs)
 
 
 def _is_held(record: Record) -> bool:

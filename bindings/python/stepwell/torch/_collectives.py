@@ -209,7 +209,7 @@ class _Lazies(_Pin):
     of: Source
 
     def begin(self) -> None:
-        self.pinned: Optional[torch.Tensor] = self.of.memory(self.write, False)
+        self.pinned: Optional[torch.Tensor] = self.of.memory(self.write)
 
     def end(self) -> None:
         pinned, self.pinned = self.pinned, None

@@ -14,9 +14,11 @@ from typing import Any, Dict
 import torch
 from torch.utils import _pytree
 
+from ._lazy import PLAINLY
 from ._records import Record
 
 _task = torch._C._current_graph_task_id
+_Off = torch._C.DisableTorchFunctionSubclass
 _plain: Any = torch.Tensor._make_subclass  # type: ignore[attr-defined]
 
 
@@ -78,7 +80,6 @@ class Entry(torch.Tensor):
     """An entry, or a view of it. It is saved, copied and pickled as a plain tensor."""
 
     _source: Snapshot
-    __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
     def __new__(cls, data: torch.Tensor, source: Snapshot) -> "Entry":
@@ -88,6 +89,16 @@ class Entry(torch.Tensor):
 
     def __init__(self, data: torch.Tensor, source: Snapshot) -> None:
         pass
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in PLAINLY and kwargs.get("out") is None:
+            args = [each.plain() if isinstance(each, Entry) else each for each in args]
+            kwargs = {name: each.plain() if isinstance(each, Entry) else each
+                      for name, each in kwargs.items()}
+        with _Off():
+            return func(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

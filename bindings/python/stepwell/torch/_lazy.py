@@ -21,7 +21,7 @@ from ..errors import BudgetError
 if TYPE_CHECKING:
     from ._offload import Offload
 
-READ, READ_WRITE, WRITE = Access.READ, Access.READ_WRITE, Access.WRITE
+READ, READ_WRITE = Access.READ, Access.READ_WRITE
 
 _refuse_address = torch._C._set_throw_on_mutable_data_ptr  # type: ignore[attr-defined]
 _numbers = itertools.count()
@@ -32,6 +32,14 @@ _OVERWRITES = {
     torch.ops.aten.fill_.Tensor, torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default,
 }
 
+# Functions that call other operations of LAPACK, of other bits, for subclasses of Tensor.
+PLAINLY = {
+    torch.linalg.svdvals, torch.linalg.eigvals, torch.linalg.eigvalsh, torch.linalg.matrix_norm,
+    torch.linalg.norm, torch.linalg.cond, torch.linalg.matrix_rank, torch.norm, torch.nuclear_norm,
+    torch.Tensor.norm,
+}
+_Off = torch._C.DisableTorchFunctionSubclass
+
 collectives: List[Any] = []  # what _collectives.py has for operations of torch.distributed
 handlers: Dict[Any, Any] = {}  # operations that another file has a function for
 
@@ -39,7 +47,7 @@ handlers: Dict[Any, Any] = {}  # operations that another file has a function for
 class Source:
     """The bytes behind lazy tensors, of a tensor in tiers or of memory that took its place."""
 
-    __slots__ = ("record", "offload", "size", "stride", "dtype", "plain", "__weakref__")
+    __slots__ = ("record", "offload", "size", "stride", "dtype", "plain", "_copy", "__weakref__")
     of_all = True  # every rank has one, so that all can collect its bytes at close()
 
     def __init__(self, record: Any, size: Tuple[int, ...], stride: Tuple[int, ...],
@@ -50,6 +58,7 @@ class Source:
         self.stride = stride
         self.dtype = dtype
         self.plain: Optional[torch.Tensor] = None  # instead of the tiers, after close()
+        self._copy: Optional[StorageWeakRef] = None
         self.offload.sources[next(_numbers)] = self
 
     @property
@@ -65,9 +74,16 @@ class Source:
     def label(self) -> str:
         raise NotImplementedError
 
-    def memory(self, write: bool, whole: bool) -> torch.Tensor:
-        """A tensor over the bytes, from the beginning of its storage, that holds their pin. whole:
-        all of them will be written and none is read."""
+    def memory(self, write: bool) -> torch.Tensor:
+        """A tensor over the bytes, from the beginning of its storage, that holds their pin."""
+        raise NotImplementedError
+
+    def is_gone(self) -> bool:
+        """Whether there are no values: an operation that writes all of them may give new ones."""
+        return False
+
+    def renew(self, values: torch.Tensor) -> None:
+        """Take new values, in a tensor of its own like memory()."""
         raise NotImplementedError
 
     @property
@@ -81,9 +97,9 @@ class Source:
     def by_parts(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an operation that needs no more than a part at a time; None: it does."""
 
-    def fetch(self, tensor: Tensor, write: bool, whole: bool) -> torch.Tensor:
+    def fetch(self, tensor: Tensor, write: bool) -> torch.Tensor:
         """Fetch a tensor in tiers, for memory()."""
-        access = READ if not write else WRITE if whole else READ_WRITE
+        access = READ_WRITE if write else READ
         shown = self.offload.shown_memory(tensor, self.dtype)
         if shown is not None:
             return shown
@@ -97,6 +113,16 @@ class Source:
 
     def lazy(self) -> "Lazy":
         return Lazy(self, self.size, self.stride, 0, self.dtype)
+
+    def copy_for_all(self) -> torch.Tensor:
+        """A copy of its values, in the memory of the last one if somebody has that, unchanged: as
+        the storage of several views does, it comes into a file once."""
+        made = self.lazy().clone()
+        known = None if self._copy is None else memory_of(self._copy, self.dtype)
+        if known is not None and torch.equal(_bytes(known), _bytes(made)):
+            return _shaped(known, made)
+        self._copy = StorageWeakRef(made.untyped_storage())
+        return made
 
 
 class Lazy(torch.Tensor):
@@ -115,6 +141,16 @@ class Lazy(torch.Tensor):
 
     def __init__(self, *_: Any) -> None:
         pass
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in PLAINLY and kwargs.get("out") is None:
+            args = [each.in_memory() if type(each) is Lazy else each for each in args]
+            kwargs = {name: each.in_memory() if type(each) is Lazy else each
+                      for name, each in kwargs.items()}
+        with _Off():
+            return func(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -161,12 +197,12 @@ class Lazy(torch.Tensor):
 
     def in_memory(self, write: bool = False) -> torch.Tensor:
         """A plain tensor over the bytes, which are pinned while it lives."""
-        return _shaped(self._source.memory(write, False), self)
+        return _shaped(self._source.memory(write), self)
 
     def _shown(self) -> torch.Tensor:
         """The same, for the program to keep."""
         source = self._source
-        memory = source.memory(True, False)
+        memory = source.memory(True)
         if source.tensor is not None and not source.copied and memory is not source.plain:
             source.offload.shown[source.tensor] = StorageWeakRef(memory.untyped_storage()), source
         return _shaped(memory, self)
@@ -183,7 +219,7 @@ class Lazy(torch.Tensor):
         return array if dtype is None else array.astype(dtype, copy=False)
 
     def _by_element(self, function: Any, *others: torch.Tensor) -> "Lazy":
-        memory = self._source.memory(True, False)
+        memory = self._source.memory(True)
         plain = [each.clone() if isinstance(each, Lazy) else each for each in others]
         function(_shaped(memory, self), *plain)
         self._source.used(memory, None, True)
@@ -229,11 +265,22 @@ class Lazy(torch.Tensor):
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> torch.Tensor:
         if id(self) not in memo:
-            memo[id(self)] = self.clone()
+            source = self._source  # of which there is one copy, as of a storage
+            if id(source) not in memo:
+                memo[id(source)] = source.lazy().clone()
+            memo[id(self)] = self._of_copy(memo[id(source)])
         return memo[id(self)]  # type: ignore[no-any-return]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.clone().__reduce_ex__(protocol)
+        return self._of_copy(self._source.copy_for_all()).__reduce_ex__(protocol)
+
+    def _of_copy(self, copy: torch.Tensor) -> torch.Tensor:
+        """What this is of its source, of a copy of that."""
+        if _geometry(self) == _geometry(copy):
+            return copy
+        empty: Any = torch.empty(0, dtype=self.dtype, device=copy.device)
+        return empty.set_(  # type: ignore[no-any-return]
+            copy.untyped_storage(), self.storage_offset(), self.size(), self.stride())
 
 
 class _Form(NamedTuple):
@@ -287,6 +334,22 @@ def _shaped(memory: torch.Tensor, lazy: torch.Tensor) -> torch.Tensor:
     return memory.as_strided(lazy.size(), lazy.stride(), lazy.storage_offset())
 
 
+def memory_of(storage: StorageWeakRef, dtype: torch.dtype) -> Optional[torch.Tensor]:
+    """All elements of a storage; None: it has ended."""
+    found = torch.UntypedStorage._new_with_weak_ptr(storage.cdata)  # type: ignore[attr-defined]
+    if found is None:
+        return None
+    empty: Any = torch.empty(0, dtype=dtype, device=found.device)
+    return empty.set_(  # type: ignore[no-any-return]
+        found, 0, (found.nbytes() // dtype.itemsize,))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    empty: Any = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    storage = tensor.untyped_storage()
+    return empty.set_(storage, 0, (storage.nbytes(),))  # type: ignore[no-any-return]
+
+
 def _collect(value: Any, write: bool, found: Dict[Source, bool]) -> None:
     if type(value) is Lazy:
         found[value._source] = found.get(value._source, False) or write
@@ -314,22 +377,29 @@ def _run(func: Any, args: Any, kwargs: Any, form: _Form) -> Any:
     for name, value in kwargs.items():
         _collect(value, name in form.writes, wanted)
     first = args[0] if args else None
-    whole = None
-    if func in _OVERWRITES and type(first) is Lazy and first.numel() == _elements(first._source):
+    renewed = None  # an operation that fails leaves it without values
+    if func in _OVERWRITES and type(first) is Lazy and first._source.is_gone() and _is_all(first):
         rest: Dict[Source, bool] = {}
         _collect(args[1:], False, rest)
-        whole = None if first._source in rest else first._source
-    if len(wanted) == 1:
+        renewed = None if first._source in rest else first._source
+    if len(wanted) == 1 and renewed is None:
         result = next(iter(wanted)).by_parts(func, args, kwargs)
         if result is not None:
             return result
-    memories = {source: source.memory(write, source is whole) for source, write in wanted.items()}
+    memories = {source: source.memory(write) for source, write in wanted.items()
+                if source is not renewed}
+    if renewed is not None:
+        memories[renewed] = torch.empty_strided(renewed.size, renewed.stride, dtype=renewed.dtype,
+                                                device=renewed.device)
     shown: List[Tuple[torch.Tensor, Lazy]] = []
     plain = [_replaced(value, memories, shown) for value in args]
     named = {name: _replaced(value, memories, shown) for name, value in kwargs.items()}
     result = func(*plain, **named)
     for source, write in wanted.items():
-        source.used(memories[source], result, write)
+        if source is renewed:
+            source.renew(memories[source])
+        else:
+            source.used(memories[source], result, write)
     return _returned(result, shown)
 
 
@@ -338,7 +408,7 @@ def run_one(func: Any, args: Any, kwargs: Any) -> Any:
     return _run(func, args, kwargs, _forms[func])
 
 
-def _geometry(lazy: Lazy) -> Any:
+def _geometry(lazy: torch.Tensor) -> Any:
     return lazy.size(), lazy.stride(), lazy.storage_offset(), lazy.dtype
 
 
@@ -347,6 +417,14 @@ def _elements(source: Source) -> int:
     for each in source.size:
         elements *= each
     return elements
+
+
+def _is_all(lazy: Lazy) -> bool:
+    """Whether a view has each byte of its source, once."""
+    like: Any = torch.empty_strided(lazy.size(), lazy.stride(), device="meta")
+    dense = not torch._debug_has_internal_overlap(like)  # type: ignore[attr-defined]
+    return (dense and not lazy.storage_offset() and lazy.numel() * lazy.dtype.itemsize
+            == _elements(lazy._source) * lazy._source.dtype.itemsize)
 
 
 def _returned(result: Any, shown: List[Tuple[torch.Tensor, Lazy]]) -> Any:
@@ -398,6 +476,10 @@ class Window:
         if self._owner is not None:
             self._offload.accesses.end_touched([self._owner])
             self._owner = None
+
+    def forget(self, tensor: Tensor) -> None:
+        """It is dropped by the loop."""
+        self._held.pop(tensor, None)
 
     def holds(self, tensor: Tensor) -> bool:
         return not torch.is_grad_enabled() and tensor in self._held

@@ -30,7 +30,7 @@ from ._commits import Commits
 from ._division import DEVICE_UNIT, SHARE, choose_staying, cut, stays
 from ._gradients import Gradients
 from ._in_backward import InBackward, runs_backward
-from ._lazy import Window
+from ._lazy import Window, memory_of
 from ._making import (
     check_alone, check_options, check_place, check_updates, check_updates_fit, checked, chosen,
     fit_whole, lacking, later_of, move_buffers, need, offloads, spec_of, unwrapped, warn_of_held,
@@ -41,7 +41,7 @@ from ._progress import Meter, Progress
 from ._ranks import Ranks
 from ._records import Absent, Present, Record, own_grad, set_own_grad
 from ._saved import Backward, Hooks
-from ._sizes import Places, Size, nvme_of, size_of
+from ._sizes import Places, Size, nvme_of, size_of, text_of
 from ._spill import Spill
 from ._units import Unit, install, uninstall
 
@@ -342,13 +342,10 @@ class Offload:
         found = self.shown.get(tensor)
         if found is None:
             return None
-        storage = torch.UntypedStorage._new_with_weak_ptr(found[0].cdata)  # type: ignore
-        if storage is None:
+        memory = memory_of(found[0], dtype)
+        if memory is None:
             del self.shown[tensor]
-            return None
-        empty: Any = torch.empty(0, dtype=dtype, device=self.place.device)
-        return empty.set_(  # type: ignore[no-any-return]
-            storage, 0, (storage.nbytes() // dtype.itemsize,))
+        return memory
 
     def check_shown(self, what: str) -> None:
         """Raise if the program has an array over a gradient or a state."""
@@ -699,6 +696,10 @@ def opened(device_bytes: int, host_bytes: int, nvme: Places, nvme_bytes: Optiona
            place: Place, whole: bool) -> Offload:
     """Open tiers without a model. whole: none of its weights will be in tiles."""
     block = options.get("block_bytes") or _abi.STW_BLOCK_2M
+    for name, size in ("device_bytes", device_bytes), ("host_bytes", host_bytes or block):
+        if size < block:
+            raise ValueError(f"{name} is {text_of(size)}, less than one block of {text_of(block)}: "
+                             "give more, or a smaller block_bytes (stepwell.BLOCK_64K)")
     ranks = options.get("group") is not None or options.get("replica_group") is not None
     # A fault on one rank cannot start a fetch on all.
     options.setdefault("fault_in", place.serves_faults and not ranks)

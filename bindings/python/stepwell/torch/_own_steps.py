@@ -213,19 +213,22 @@ class OwnSteps(Steps):
     def kept(self) -> Dict[str, Any]:
         self.settle()
         return {**super().kept(), "states": [
-            {record.name: {name: _described(value) for name, value in parts(state)}
+            {record.name: {name: _described(record, name, value) for name, value in parts(state)}
              for record, state in ((self.record_of(key), each) for key, each in states.items())
              if record is not None} for _, states in self._all()]}
 
     def resume(self, kept: Dict[str, Any], first: Any) -> None:
         named = {record.name: record for _, record in self.records()}
-        for (suffix, states), found in zip(self._all(), kept["states"]):
+        sources: Dict[str, StateSource] = {}
+        for (_, states), found in zip(self._all(), kept["states"]):
             for record in (named[each] for each in found if each in named):
                 for name, value in found[record.name].items():
-                    if isinstance(value, dict) and "stride" in value:
-                        value = self._source(record, f"{record.name}{suffix}.{name}", name,
-                                             value["size"], value["stride"],
-                                             value["dtype"]).lazy()
+                    if isinstance(value, dict) and "of" in value:
+                        full, source = value["of"], sources.get(value["of"])
+                        if source is None:
+                            source = sources[full] = self._source(
+                                named[value["owner"]], full, name, *value["source"])
+                        value = Lazy(source, *value["view"])
                     elif isinstance(value, dict) and "number" in value:
                         value = torch.tensor(value["number"], dtype=value["dtype"], device="cpu")
                     if type(value) is torch.Tensor and name != "step":  # as load_state_dict() does
@@ -234,11 +237,17 @@ class OwnSteps(Steps):
             states.arrange((), every=True)
 
 
-def _described(value: Any) -> Any:
+def _described(record: Record, name: Any, value: Any) -> Any:
     """A state for the metadata. A tensor costs hundreds of bytes there, so numbers are plain."""
     if isinstance(value, Lazy):
         source = value._source
-        return {"size": source.size, "stride": source.stride, "dtype": source.dtype}
+        if not isinstance(source, StateSource) or source.held is None:
+            raise RuntimeError(
+                f"the state '{name}' of {record.label()} is {source.label()} itself, which a "
+                "generation does not keep: set it to a clone()")
+        return {"of": source.held.name, "owner": source.record.name,
+                "source": (source.size, source.stride, source.dtype),
+                "view": (tuple(value.size()), value.stride(), value.storage_offset(), value.dtype)}
     if isinstance(value, torch.Tensor) and value.dim() == 0 and not value.is_complex():
         return {"number": value.item(), "dtype": value.dtype}
     return value.cpu() if isinstance(value, torch.Tensor) else value

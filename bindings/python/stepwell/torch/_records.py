@@ -26,6 +26,7 @@ from .._tensor import Tensor, TensorSpec
 from ..errors import BudgetError, BusyError, EmptyError, Error, check
 from ._lazy import Lazy, Source
 from ._place import KINDS, Place
+from ._private import not_compiled
 
 if TYPE_CHECKING:
     from ._offload import Offload
@@ -37,6 +38,7 @@ DTYPES = {torch.float32: Dtype.F32, torch.float16: Dtype.F16, torch.bfloat16: Dt
 _grad = torch.Tensor.grad  # the C++ fields, hidden by the properties below
 _data = torch.Tensor.data
 _Off = torch._C.DisableTorchFunctionSubclass
+_set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame  # type: ignore[attr-defined]
 TRAINED = 1  # neighbour number of tensors that a step writes; small ones share blocks
 CONSUMED = "consumed by the update of the last step"
 _VIEWS = 16         # maximum number of kept views of a parameter
@@ -177,7 +179,7 @@ class Record:
                  "source", "given", "addressed", "scale",
                  "unit", "hooked", "group", "touches", "touched", "done", "frozen", "large",
                  "tiles", "elements", "collected", "keeps", "memory_at", "views", "outside",
-                 "escaped", "stays")
+                 "escaped", "stays", "_guard")
 
     def __init__(self, offload: "Offload", name: str, parameter: torch.nn.Parameter,
                  tensor: Tensor, frozen: bool) -> None:
@@ -233,6 +235,7 @@ class Record:
         self.seen = self.alias._version
         parameter.__class__ = Absent
         parameter._stepwell = self  # type: ignore[attr-defined]
+        self._guard = weakref.ref(parameter)  # with which torch.utils.swap_tensors() refuses
         if parameter.requires_grad:
             self.hook()
 
@@ -254,6 +257,7 @@ class Record:
             self.hooked.remove()
         parameter.__class__ = torch.nn.Parameter
         parameter.__dict__.pop("_stepwell", None)
+        self._guard = None
         if not stays:
             self.offload.place.kind.set_data(parameter, data)
 
@@ -434,6 +438,8 @@ class Record:
         if self.large and self.gradient is not None:
             self.offload.copied.forget(self.gradient)
         if self.has_gradient and not self.spent and self.gradient is not None:
+            if self.offload.window is not None:
+                self.offload.window.forget(self.gradient)
             if not self.keeps:
                 self.discard_gradient()
         if self.offload.ranks is not None:
@@ -565,6 +571,10 @@ class Offloaded(torch.nn.Parameter):
             raise RuntimeError(
                 f"a gradient of {tuple(grad.size())}, {grad.dtype} on {grad.device} for "
                 f"{record.label()} of {record.size}, {record.dtype} on {self.device}")
+        if grad is not None and grad.requires_grad and not record.offload.plain_gradients:
+            raise RuntimeError(
+                f"the gradient of {record.label()} is set to a tensor that requires a gradient, "
+                "and gradients in tiers are values: set it to its detach()")
         if record.offload.in_backward is not None:
             record.offload.in_backward.dropped(record)
         values = grad.clone() if isinstance(grad, Lazy) else grad
@@ -697,7 +707,18 @@ class Absent(Offloaded):
         if not found:  # became Present since the call was dispatched
             with _Off():
                 return func(*args, **kwargs)
-        return found[0].offload.accesses.touch(found, func, args, kwargs, func in _ESCAPES)
+        first = found[0].offload
+        own = [record for record in found if record.offload is first]
+        compiler = _set_eval_frame(None)  # torch.compile's graphs end here
+        try:
+            return first.accesses.touch(own, func, args, kwargs, func in _ESCAPES,
+                                        len(own) < len(found))
+        finally:
+            if compiler is not None:
+                _set_eval_frame(compiler)
+
+
+not_compiled(Absent.__torch_function__.__func__)
 
 
 def find_absent(values: Any, found: List[Record]) -> None:
@@ -750,25 +771,42 @@ class GradSource(Source):
             self._lazy = weakref.ref(found)
         return found
 
-    def memory(self, write: bool, whole: bool) -> torch.Tensor:
+    def is_gone(self) -> bool:
+        return self.plain is None and (
+            self._state is _Gradient.GONE
+            or self._state is _Gradient.PRESENT and self.record.spent)
+
+    def renew(self, values: torch.Tensor) -> None:
+        record = self.record
+        if self._state is _Gradient.GONE or not record.elements:
+            self.plain = values
+            return
+        assert record.gradient is not None
+        self._check_use()
+        if record.large:
+            record.offload.copied.forget(record.gradient)
+        write(record.gradient, values, self.stride)
+        record.scale, record.spent = 1.0, False
+
+    def _check_use(self) -> None:
+        early = self.record.offload.in_backward
+        if early is not None and self.record.offload.window is None:
+            early.check_use(self.record)
+
+    def memory(self, write: bool) -> torch.Tensor:
         if self.plain is not None:
             return self.plain
         record = self.record
-        if not record.elements or whole and self._state is _Gradient.GONE:
+        if not record.elements:
             self.plain = torch.empty_strided(self.size, self.stride, dtype=self.dtype,
                                              device=self.device)
             return self.plain
         if self._state is _Gradient.MOVED:
             assert self._moved is not None
-            return self.fetch(self._moved, write, whole).as_strided(self.size, self.stride, 0)
+            return self.fetch(self._moved, write).as_strided(self.size, self.stride, 0)
         if self._state is _Gradient.PRESENT:
-            if record.offload.in_backward is not None and record.offload.window is None:
-                record.offload.in_backward.check_use(record)
-            if whole and record.spent and record.has_gradient:
-                record.spent = False  # all of its values are new ones
-            if whole:
-                record.scale = 1.0
-            elif record.scale != 1.0:
+            self._check_use()
+            if record.scale != 1.0 and not record.spent:
                 settle(record)
         if self._state is _Gradient.GONE or record.spent or record.gradient is None:
             raise RuntimeError(
@@ -777,7 +815,7 @@ class GradSource(Source):
         if record.large:
             return record.offload.copied.of(record.gradient, record.size, record.stride,
                                             record.dtype)
-        return self.fetch(record.gradient, write, whole).as_strided(self.size, self.stride, 0)
+        return self.fetch(record.gradient, write).as_strided(self.size, self.stride, 0)
 
     def used(self, memory: torch.Tensor, result: Any, wrote: bool) -> None:
         record = self.record
@@ -806,7 +844,7 @@ class GradSource(Source):
                 f"{self.label()} is dropped while the program still has it, and there is no room "
                 "to keep its values: delete what p.grad returned before zero_grad(), or raise "
                 f"nvme_bytes or device_bytes ({error})") from error
-        values = record.gradient_copy() if record.large else self.memory(False, False)
+        values = record.gradient_copy() if record.large else self.memory(False)
         write(moved, values, self.stride)
         self._moved, self._state = moved, _Gradient.MOVED
 

@@ -41,7 +41,7 @@ class StateSource(Source):
     def label(self) -> str:
         return f"the state '{self.name}' of {self.record.label()}"
 
-    def memory(self, write: bool, whole: bool) -> torch.Tensor:
+    def memory(self, write: bool) -> torch.Tensor:
         if self.plain is not None:
             return self.plain
         assert self.held is not None
@@ -50,7 +50,7 @@ class StateSource(Source):
             return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
         if self.record.large:
             return self.offload.copied.of(self.held, self.size, self.stride, self.dtype)
-        return self.fetch(self.held, write, whole).as_strided(self.size, self.stride, 0)
+        return self.fetch(self.held, write).as_strided(self.size, self.stride, 0)
 
     def used(self, memory: torch.Tensor, result: Any, wrote: bool) -> None:
         if self.plain is None and self.record.large and self.held is not None:
@@ -70,7 +70,7 @@ class StateSource(Source):
         self.record.check_use()
         window = self.offload.window
         if self.held in self.offload.shown or window is not None and window.holds(self.held):
-            return self.memory(False, False).clone(memory_format=torch.preserve_format)  # pinned
+            return self.memory(False).clone(memory_format=torch.preserve_format)  # pinned
         self.offload.copied.sync(self.held)
         return read(self.offload.place, self.held, self.size, self.stride, self.dtype)
 
@@ -110,7 +110,7 @@ class CountSource(Source):
     def label(self) -> str:
         return f"the state 'step' of {self.record.label()}"
 
-    def memory(self, write: bool, whole: bool) -> torch.Tensor:
+    def memory(self, write: bool) -> torch.Tensor:
         if self.plain is not None:
             return self.plain
         return self._value()
@@ -151,7 +151,7 @@ class MasterSource(Source):
     def label(self) -> str:
         return f"the fp32 master of {self.record.label()}"
 
-    def memory(self, write: bool, whole: bool) -> torch.Tensor:
+    def memory(self, write: bool) -> torch.Tensor:
         if self.plain is not None:
             return self.plain
         self.record.check_use()
@@ -198,7 +198,7 @@ class MasterSource(Source):
 
     def settle(self) -> None:
         if self.plain is None:
-            self.plain = self.memory(False, False)
+            self.plain = self.memory(False)
 
 
 def _places(state: Dict[Any, Any], *names: Any) -> List["weakref.ref[Source]"]:
@@ -347,6 +347,10 @@ class States(collections.defaultdict):  # type: ignore[type-arg]
             return
         if dict.get(self, parameter) is values:
             return
+        if not isinstance(values, dict):
+            raise TypeError(f"the state of {self._steps.record_of(parameter).label()} is set to a "
+                            f"{type(values).__name__}, and tiers keep the entries of a dict: put "
+                            "it into one")
         given = dict(dict.items(values))  # before what it may be taken from changes
         names, places = self._leave(parameter)
         state = self._made(parameter)
@@ -380,6 +384,22 @@ class States(collections.defaultdict):  # type: ignore[type-arg]
         if parameter in self:
             dict.__setitem__(self, parameter, None)
         return names, places
+
+    def __ior__(self, other: Any) -> "States":  # type: ignore[override,misc]
+        self.update(other)
+        return self
+
+    def copy(self) -> Dict[Any, Any]:
+        """A plain one with the same entries."""
+        return collections.defaultdict(dict, self)
+
+    __copy__ = copy
+
+    def __or__(self, other: Any) -> Any:
+        return self.copy() | other  # type: ignore[operator]
+
+    def __ror__(self, other: Any) -> Any:
+        return other | self.copy()
 
     def pop(self, parameter: Any, *default: Any) -> Any:
         if parameter not in self and default:

@@ -12,7 +12,7 @@ import torch
 from ..errors import BudgetError
 from ._making import too_large
 from ._records import Record
-from ._units import HELD, Unit, install, is_holder, own, shares, uninstall
+from ._units import HELD, Unit, install, is_holder, looks, own, shares, uninstall
 
 if TYPE_CHECKING:
     from ._offload import Offload
@@ -32,6 +32,11 @@ def cut(offload: "Offload", name: str, module: torch.nn.Module, least: int) -> N
         unit = Unit(offload, *part)
         offload.units.append(unit)
         install(offload, unit.module, unit)
+        own = {id(record) for record in unit.records}
+        for each in unit.module.modules():  # for calls without the unit's module
+            records = _records_of(offload, each.parameters()) if looks(each) else []
+            if records and all(id(record) in own for record in records):
+                install(offload, each, unit)
     for each in module.modules():
         if isinstance(each, torch.nn.TransformerEncoder):
             install(offload, each, None)

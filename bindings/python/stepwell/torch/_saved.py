@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..errors import BudgetError
 from ._gradients import Arrived
-from ._lazy import Lazy
+from ._lazy import Lazy, memory_of
 from ._private import not_compiled
 from ._records import Absent, Record, check_data, users_of, version_of, view_like
 from ._units import HELD, Unit
@@ -64,7 +64,9 @@ class Saved:
         task = _task()
         unit = record.unit
         data = self.data
-        if task < 0 or unit is None:  # a node is read outside a backward pass
+        if task < 0:  # the program reads it: like .detach() of the parameter
+            return record.offload.accesses.view(record, data)
+        if unit is None:
             return view_like(record.offload.accesses.pinned(record), data)
         record.offload.backward.pin(unit, task, _node())
         return data
@@ -106,12 +108,8 @@ class SavedCast(Saved):
 
     def _left(self) -> Optional[torch.Tensor]:
         """The copy, if the program or autocast's cache has it and its contents."""
-        storage = torch.UntypedStorage._new_with_weak_ptr(self._copy.cdata)  # type: ignore
-        if storage is None or not storage.nbytes():
-            return None
-        empty: Any = torch.empty(0, dtype=self.dtype, device=storage.device)
-        return empty.set_(  # type: ignore[no-any-return]
-            storage, 0, (storage.nbytes() // self.dtype.itemsize,))
+        memory = memory_of(self._copy, self.dtype)
+        return memory if memory is not None and memory.numel() else None
 
 
 def _cast(tensor: torch.Tensor) -> Any:
@@ -305,13 +303,12 @@ class Hooks:
                 if len(packed) == 3:
                     check_data(packed[2](), tensor.untyped_storage()._cdata)
                 return tensor  # type: ignore[no-any-return]
-            if _grad_enabled():
-                self.push()
+            self._follow()
             return packed.fetch()  # type: ignore[no-any-return]
 
         self._pack, self._unpack = pack, unpack
         not_compiled(pack)
-        pack._stepwell = unpack._stepwell = True  # type: ignore[attr-defined]
+        pack._stepwell = self  # type: ignore[attr-defined]
 
     def push(self) -> bool:
         """Returns False if ours are on top already and must not be popped."""
@@ -319,10 +316,15 @@ class Hooks:
         if top is None:
             _push(self._pack, self._unpack)
             return True
-        if top[0] is self._pack or hasattr(top[0], "_stepwell"):
+        if getattr(top[0], "_stepwell", None) is self:
             return False
         _push(*self._over(*top))
         return True
+
+    def _follow(self) -> None:
+        """A node may make a graph, and the engine pops the pair after it."""
+        if _grad_enabled() and _task() >= 0:
+            self.push()
 
     @staticmethod
     def others_on_top() -> bool:
@@ -331,9 +333,10 @@ class Hooks:
 
     def _over(self, below: Pack, below_unpack: Unpack) -> Tuple[Pack, Unpack]:
         records = self._records
-        # Those of torch itself (checkpoints, save_on_cpu) give back what they were given, so
-        # parameters pass them by, and no copies of them are made.
-        neutral = (getattr(below, "__module__", None) or "").startswith("torch.")
+        # Those of torch itself (checkpoints, save_on_cpu) and of another Offload give back what
+        # they were given, so parameters pass them by, and no copies of them are made.
+        neutral = ((getattr(below, "__module__", None) or "").startswith("torch.")
+                   or hasattr(below, "_stepwell"))
 
         def record_of(tensor: torch.Tensor) -> Optional[Record]:
             if tensor.layout is not _strided or type(tensor) is Lazy:
@@ -354,14 +357,13 @@ class Hooks:
 
         def unpack(packed: Any) -> torch.Tensor:
             if type(packed) is Saved:
-                if torch.is_grad_enabled():
-                    self.push()
+                self._follow()
                 return packed.fetch()
             if type(packed) is _Given:
                 return below_unpack(packed.saved.fetch())
             return below_unpack(packed)
 
-        pack._stepwell = True  # type: ignore[attr-defined]
+        pack._stepwell = self  # type: ignore[attr-defined]
         return pack, unpack
 
 

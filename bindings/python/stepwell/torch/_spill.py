@@ -124,7 +124,7 @@ class Spill:
 
     def pack(self, tensor: torch.Tensor) -> Any:
         """The saved form of a tensor; None: it is left to torch."""
-        if (tensor.layout != torch.strided or tensor.is_nested
+        if (tensor.layout != torch.strided or tensor.is_nested or tensor._is_zerotensor()
                 or tensor.device != self.offload.place.device):
             return None
         memory = tensor.untyped_storage()

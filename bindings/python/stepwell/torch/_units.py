@@ -2,6 +2,7 @@
 """Units: subtrees of the model whose parameters are fetched together while they run."""
 from __future__ import annotations
 
+import sys
 import types
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional
 
@@ -21,6 +22,7 @@ _HOLDERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList,
 _PARAMETER_HOLDERS = (torch.nn.ParameterList, torch.nn.ParameterDict)
 _SHARING = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
 _call = torch.nn.Module._call_impl
+_calling = torch.nn.Module._wrapped_call_impl.__code__  # of what looks up and calls _call_impl
 _grad_enabled = torch.is_grad_enabled
 _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame  # type: ignore[attr-defined]
 _compiler: Any = torch.compiler
@@ -52,6 +54,7 @@ class Unit:
         self.node: Any = None   # the last node of that pass that unpacked one of its parameters
         self.others = 0         # tensors over its memory then that are not ours
         self.awaited = 0        # number of gradients still to arrive in the pass
+        self.encoder = False    # an EncoderCall has entered it too, until its call ends
         for record in records:
             if record.unit is None:
                 record.unit = self
@@ -111,7 +114,7 @@ class Unit:
 
     def reset(self) -> None:
         """End what an exception between two lines has left. Its records have no pins."""
-        self.depth, self.task, self.node = 0, -1, None
+        self.depth, self.task, self.node, self.encoder = 0, -1, None, False
         self.kept = self.views.held and self in self.offload.kept
         if self.views.held and not self.kept:
             self.written += [(record, record.alias.clone()) for record in self.records
@@ -124,7 +127,8 @@ class Call:
     """The entry point for calls of a unit's module, or of the model; the program's hooks run
     inside.
 
-    It replaces the module's _call_impl. A copy of the module is called as in plain torch.
+    It replaces the module's _call_impl. A deep copy of the module is called as in plain torch. A
+    shallow one has this object too, and is called as the unit: the parameters are the same.
     """
 
     def __init__(self, offload: "Offload", module: torch.nn.Module, unit: Optional[Unit],
@@ -134,7 +138,17 @@ class Call:
         self.unit = unit
         self.root = root
 
+    def _called(self) -> Any:
+        """The one of the two calls up: this one, or of a shallow copy of the module."""
+        frame = sys._getframe(2)
+        module = frame.f_locals["self"] if frame.f_code is _calling else self.module
+        return (self if module is self.module
+                else type(self)(self.offload, module, self.unit, self.root))
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        called = self._called()
+        if called is not self:
+            return called(*args, **kwargs)
         offload, unit = self.offload, self.unit
         module = self.module
         if offload.closed or _compiler._is_exporting_flag:
@@ -172,6 +186,9 @@ class Call:
                         offload.held.append(unit)
                     else:
                         unit.leave(keep)
+                    if unit.encoder:
+                        unit.encoder = False
+                        unit.leave(keep)
         finally:
             if begun:
                 offload.end_call()
@@ -197,9 +214,13 @@ not_compiled(Call._outermost)
 
 class EncoderCall(Call):
     """Of nn.TransformerEncoder. Before it calls its first layer it looks at that layer's parameters
-    and takes a fast path, of other bits, if all of them are plain tensors: so they are pinned."""
+    and takes a fast path, of other bits, if all of them are plain tensors: so they are pinned until
+    that layer has run."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        called = self._called()
+        if called is not self:
+            return called(*args, **kwargs)
         module: Any = self.module
         known = module.layers[0].__dict__.get("_call_impl")
         unit = known.unit if isinstance(known, Call) else None
@@ -209,13 +230,16 @@ class EncoderCall(Call):
         compiler = _set_eval_frame(None)
         try:
             unit.enter()
+            unit.encoder = True
             try:
                 if compiler is not None:
                     _set_eval_frame(compiler)
                 return super().__call__(*args, **kwargs)
             finally:
                 _set_eval_frame(None)
-                unit.leave()
+                if unit.encoder:
+                    unit.encoder = False
+                    unit.leave()
         finally:
             if compiler is not None:
                 _set_eval_frame(compiler)
@@ -241,6 +265,11 @@ def uninstall(module: torch.nn.Module) -> None:
         known.unit = None
         if not known.root:
             del module.__dict__["_call_impl"]
+
+
+def looks(module: torch.nn.Module) -> bool:
+    """Whether a module takes a fast path, of other bits, if its parameters are plain tensors."""
+    return isinstance(module, (torch.nn.TransformerEncoder, *_SHARING))
 
 
 def shares(module: torch.nn.Module) -> bool:

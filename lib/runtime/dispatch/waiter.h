@@ -32,17 +32,19 @@ struct RequestedRange {
     stw_tensor *tensor = nullptr;
     uint32_t access = STW_READ;
     uint32_t scope = STW_WHOLE;
-    residency::PlaceId place = 0;
     uint64_t element_begin = 0;
     uint64_t element_count = 0;
     uint64_t byte_begin = 0;
     uint64_t byte_count = 0;
+    residency::PlaceId place = 0;
     residency::TensorId scratch = residency::kNone;  // private buffer, of a REDUCE or a conversion
     uint32_t dtype = 0;                              // of the view; 0: the tensor's
     uint32_t index = 0;                              // of the request in its call
     void *into = nullptr;                            // the caller's memory
     const memory::CallerMemory *caller = nullptr;    // what that is; null: the host's
 };
+// A fetch makes one on its stack, and GCC clears more than this by `rep stos`, which takes 3 ns.
+static_assert(sizeof(RequestedRange) <= 80);
 
 residency::Access access_of(uint32_t access);  // STW_READ .. STW_REDUCE
 

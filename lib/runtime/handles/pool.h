@@ -62,13 +62,11 @@ public:
     // Whether this pool handed it out and it is in use.
     [[nodiscard]] bool is_live(const T *object) const
     {
-        bool found = false;
-        // Most programs have no more than the first one holds.
-        if (is_in(0, object, &found)) [[likely]]
-            return found;
-        for (uint32_t segment = 1; segment < kSegmentsMax; ++segment)
-            if (is_in(segment, object, &found)) return found;
-        return false;
+        // Most programs have no more than the first segment holds.
+        const T *base = bases_[0].load(std::memory_order_acquire);
+        if (base && offset_in(object, base) < objects_in(0) * sizeof(T)) [[likely]]
+            return is_live_at(object, base);
+        return is_live_later(object);
     }
 
     // Gives all memory back, at the end of the library: no handle is valid any more.
@@ -96,15 +94,26 @@ private:
     static constexpr uint64_t bytes_in(uint32_t segment) { return kFirstBytes << segment; }
     static constexpr uint64_t objects_in(uint32_t segment) { return bytes_in(segment) / sizeof(T); }
 
-    // Whether the address is in that segment, or in none that follows; then, whether it is live.
-    bool is_in(uint32_t segment, const T *object, bool *live_out) const
+    static uintptr_t offset_in(const T *object, const T *base)
     {
-        const auto *base = bases_[segment].load(std::memory_order_acquire);
-        if (!base) return true;
-        const auto offset = reinterpret_cast<uintptr_t>(object) - reinterpret_cast<uintptr_t>(base);
-        if (offset >= objects_in(segment) * sizeof(T)) return false;
-        *live_out = offset % sizeof(T) == 0 && object->tag.load(std::memory_order_acquire) == tag_;
-        return true;
+        return reinterpret_cast<uintptr_t>(object) - reinterpret_cast<uintptr_t>(base);
+    }
+    // Of an address in the segment that begins there.
+    bool is_live_at(const T *object, const T *base) const
+    {
+        return offset_in(object, base) % sizeof(T) == 0 &&
+               object->tag.load(std::memory_order_acquire) == tag_;
+    }
+    // Of an address that is not in the first segment.
+    [[gnu::noinline]] bool is_live_later(const T *object) const
+    {
+        for (uint32_t segment = 1; segment < kSegmentsMax; ++segment) {
+            const T *base = bases_[segment].load(std::memory_order_acquire);
+            if (!base) return false;
+            if (offset_in(object, base) < objects_in(segment) * sizeof(T))
+                return is_live_at(object, base);
+        }
+        return false;
     }
 
     // Null where there are as many as there may be.

@@ -369,6 +369,23 @@ class Operation(Same):
             with self.subTest(name), unittest.mock.patch.object(self, "model", self.wide):
                 self.same(torch.optim.AdamW, program, tight=16)
 
+    def test_an_exception_that_the_program_keeps_holds_up_no_step(self):
+        def program(model, optimizer):
+            kept = []
+            for each in self.of_each(model, optimizer):
+                for operation in (lambda each: each + torch.ones(3),
+                                  lambda each: each.add_(torch.ones(3)),
+                                  lambda each: torch.linalg.cond(each, p="none"),
+                                  lambda each: torch.norm(each, p="none")):
+                    try:
+                        operation(each)
+                    except RuntimeError as error:
+                        kept.append(error)
+            optimizer.step()
+            optimizer.zero_grad()
+            return [len(kept), step(model, optimizer, 2)]
+        self.same(torch.optim.AdamW, program, timeout=20)
+
     def test_one_on_as_many_elements_as_there_are_writes_no_others(self):
         views = {
             "half of the bytes": lambda each: each.view(torch.int16).view(-1)[:each.numel()],

@@ -272,6 +272,83 @@ class Names(Case):
                        expected[:4])
 
 
+if HAS_TORCH:
+    class Counting(torch.optim.SGD):
+        """Has a count under a key that is no parameter."""
+
+        def step(self, closure=None):
+            self.state["all"]["n"] = self.state["all"].get("n", 0) + 1
+            self.param_groups[0]["lr"] = .1 / self.state["all"]["n"]
+            return super().step(closure)
+
+
+@unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")
+class Resumed(Case):
+    """A generation has all that a file of torch has, or says what does not fit."""
+
+    def commit(self, model, optimizer=None):
+        made = self.offload(model, optimizer, store_name="s", overwrite=True)
+        if optimizer is not None:
+            steps(model, optimizer)
+        yield
+        made.commit()
+        made.close()
+
+    def test_entries_of_the_optimizers_state_that_no_kernel_has(self):
+        def large(model, optimizer):
+            optimizer.state[model[0].weight]["ema"] = model[0].weight.detach().clone() * 2
+            optimizer.state[model[1].bias]["note"] = {"seen": [1, 2.5]}
+            optimizer.state["epoch"] = {"n": 3, "mean": torch.ones(2, 2)}
+        for kind, edit in ((Counting, lambda *_: None), (torch.optim.AdamW, large),
+                           (torch.optim.RMSprop, large)):
+            with self.subTest(kind):
+                model = mlp()
+                optimizer = kind(model.parameters(), lr=.1)
+                for _ in self.commit(model, optimizer):
+                    edit(model, optimizer)
+                    kept = copy.deepcopy(optimizer.state_dict())
+                steps(model, optimizer)
+                expected = values(model)
+                model = mlp(1)
+                optimizer = kind(model.parameters(), lr=.1)
+                self.offload(model, optimizer, store_name="s", resume=True)
+                found = optimizer.state_dict()
+                self.assertEqual(list(found["state"]), list(kept["state"]))
+                self.assertEqual(repr(found), repr(kept))
+                steps(model, optimizer)
+                self.equal(values(model), expected)
+                stepwell.torch.offloaded(model).close()
+
+    def test_a_buffer_is_converted_as_torch_does_or_refused(self):
+        def made(dtype, shape):
+            model = nn.Linear(8, 8)
+            model.register_buffer("b", torch.arange(6).reshape(shape).to(dtype))
+            return model
+
+        for _ in self.commit(made(torch.float16, (2, 3))):
+            pass
+        for dtype in torch.bfloat16, torch.int16, torch.float64:
+            model = made(dtype, (2, 3))
+            model.b.zero_()
+            self.offload(model, store_name="s", resume=True).close()
+            self.equal([model.b], [torch.arange(6).reshape(2, 3).to(dtype)])
+        with self.assertRaisesRegex(ValueError, r"'b' of \(3, 2\) is \(2, 3\) in generation 1"):
+            self.offload(made(torch.float16, (3, 2)), store_name="s", resume=True)
+
+    def test_another_order_in_memory_or_shape_is_refused(self):
+        def made(shape, layout=torch.contiguous_format):
+            return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(*shape)).to(memory_format=layout)
+
+        for _ in self.commit(made((8, 16))):
+            pass
+        for other, text in (
+                (made((8, 16), torch.channels_last), r"'0.weight' .* strides \(27, 1, 9, 3\) is"),
+                (made((16, 8)), r"'1.weight' of \(8, 16\) .* is \(16, 8\)")):
+            with self.assertRaisesRegex(ValueError, text + ".* as it was made"):
+                self.offload(other, store_name="s", resume=True)
+        self.offload(made((8, 16)), store_name="s", resume=True)
+
+
 @unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")
 class ExtraStates(Case):
     def model(self, kind):

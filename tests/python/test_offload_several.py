@@ -6,6 +6,7 @@ Skipped where PyTorch is not installed.
 import copy
 import importlib.util
 import tempfile
+import threading
 import unittest
 
 import support
@@ -164,6 +165,29 @@ class Two(Case):
         self.same(program)
 
 
+    def test_threads_use_them_in_any_order(self):
+        one, other = layers(), layers()
+        for each in one, other:
+            self.offload(each, device_bytes=BLOCKS * support.BLOCK)
+
+        def products(first, second):
+            with torch.no_grad():
+                return [(a.weight @ b.weight).sum().item() for _ in range(30)
+                        for a, b in zip(first[::2], second[::2])]
+        expected = products(one, other), products(other, one)
+        found = [None, None]
+
+        def run(at, *models):
+            found[at] = products(*models)
+        threads = [threading.Thread(target=run, args=args)
+                   for args in ((0, one, other), (1, other, one))]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        self.assertEqual(tuple(found), expected)
+
+
 class Scaled(nn.Module if HAS_TORCH else object):
     def __init__(self):
         super().__init__()
@@ -300,6 +324,16 @@ class Refused(Case):
         other = model[2].weight.detach().clone()
         torch.utils.swap_tensors(model[0].weight, model[2].weight)
         self.assertTrue(torch.equal(model[0].weight, other))
+
+    def test_the_class_of_a_parameter_makes_plain_ones(self):
+        model = layers()
+        self.offload(model, device_bytes=BLOCKS * support.BLOCK)
+        parameter = model[0].weight
+        for kind in type(parameter), parameter.__class__:
+            made = kind(torch.ones(3), requires_grad=False)
+            self.assertIs(type(made), nn.Parameter)
+            self.assertEqual((made.data.sum().item(), made.grad, made.requires_grad),
+                             (3.0, None, False))
 
     def test_a_budget_of_less_than_a_block_names_the_argument(self):
         for options, name in (({"device_bytes": "32KiB"}, "device_bytes is 32 KiB"),

@@ -230,6 +230,23 @@ class State(Same):
                      lambda p: torch.optim.RMSprop(p, lr=1e-3)):
             self.same(make, program)
 
+    def test_edits_of_a_state_dict_are_edits_of_it(self):
+        def program(model, optimizer):
+            step(model, optimizer, 0)
+            kept = optimizer.state_dict()
+            for state in kept["state"].values():
+                for name in state:
+                    state[name] = torch.zeros_like(state[name]) + 1
+            found = [step(model, optimizer, 1)]
+            kept["state"][0]["more"] = torch.ones(2)
+            found += [dict(optimizer.state[model[0].weight]), step(model, optimizer, 2)]
+            del kept["state"][0]["more"]
+            optimizer.state_dict()["state"][2]["step"] = torch.tensor(7.)
+            return found + [optimizer.state_dict()["state"], step(model, optimizer, 3)]
+        for make in (lambda p: torch.optim.AdamW(p, lr=.1),
+                     lambda p: torch.optim.RMSprop(p, lr=1e-3)):
+            self.same(make, program)
+
     def test_a_state_that_is_no_dict_is_refused(self):
         model = self.model()
         optimizer = torch.optim.AdamW(model.parameters())
@@ -695,6 +712,67 @@ class Masters(Same):
                     for ours, expected in zip(self.resumed(dtype, resume), straight):
                         self.assertTrue(torch.equal(ours, expected))
 
+    def test_those_of_an_optimizer_without_states_are_saved_too(self):
+        def train(model, optimizer, seeds):
+            for seed in seeds:
+                step16(model, optimizer, seed)
+
+        def made():
+            model = self.model().bfloat16()
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+            self.offload(model, optimizer, TIGHT)
+            return model, optimizer
+        found = []
+        for way in "straight", "closed", "saved":
+            model, optimizer = made()
+            train(model, optimizer, range(8))
+            self.assertEqual(list(optimizer.state), [])
+            if way == "saved":
+                kept = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
+                close(model)
+                model, optimizer = made()
+                model.load_state_dict(kept[0])
+                optimizer.load_state_dict(kept[1])
+                self.assertEqual(list(optimizer.state), [])
+            elif way == "closed":
+                close(model)
+                self.offload(model, optimizer, TIGHT)
+            train(model, optimizer, range(8, 16))
+            found.append(flat(plain(list(model.parameters()))))
+            close(model)
+        self.assertEqual(found[1:], found[:1] * 2)
+
+    def test_writes_to_several_weights_of_a_block_are_all_seen(self):
+        """A fault shows the first."""
+        def arrays(model):
+            return [p.detach().view(torch.int16).numpy() for p in model.parameters()]
+
+        for dtype in torch.float16, torch.bfloat16:
+            for saved in False, True:
+                with self.subTest(dtype=dtype, saved=saved):
+                    model = self.model().to(dtype)
+                    optimizer = torch.optim.SGD(model.parameters(), lr=0.)
+                    self.offload(model, optimizer, RESIDENT, **(
+                        {"store_name": "s", "overwrite": True} if saved else {}))
+                    step16(model, optimizer, 0)
+                    for p in model.parameters():
+                        p.data.mul_(0.5)
+                    expected = plain(list(model.parameters()))
+                    step16(model, optimizer, 1)
+                    self.assertTrue(plain(list(model.parameters())) == expected)
+                    held = arrays(model)
+                    step16(model, optimizer, 2)
+                    for array in held:
+                        array ^= 1
+                    expected = plain(list(model.parameters()))
+                    masters = optimizer.state_dict()["state"]
+                    self.assertTrue(plain([state["master_param"].to(dtype)
+                                           for state in masters.values()]) == expected)
+                    step16(model, optimizer, 3)
+                    self.assertTrue(plain(list(model.parameters())) == expected)
+                    del held
+                    close(model)
+
     def test_weights_that_were_changed_since_are_trained_as_they_are(self):
         model, optimizer = self.made(torch.bfloat16)
         step16(model, optimizer, 0)
@@ -747,7 +825,7 @@ class Masters(Same):
 
 def step16(model, optimizer, seed):
     torch.manual_seed(seed)
-    model(torch.randn(4, WIDTH, dtype=torch.bfloat16)).float().square().mean().backward()
+    model(torch.randn(4, WIDTH, dtype=model[0].weight.dtype)).float().square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 

@@ -310,6 +310,34 @@ class Training(Tiles):
             return found
         self.close_to(train(96), train(0))
 
+    def test_a_gradient_that_was_kept_is_dropped_without_room_for_all_of_it(self):
+        model = nn.Embedding(WORDS, WIDTH)
+        optimizer = adamw(model.parameters())
+        offload(model, optimizer, BLOCKS, self.directory, keep_gradients=True)
+        for _ in range(3):
+            model(torch.arange(9)).square().sum().backward()
+            optimizer.step()
+            self.assertEqual(tuple(model.weight.grad.shape), (WORDS, WIDTH))
+            optimizer.zero_grad()
+            self.assertIsNone(model.weight.grad)
+
+    def test_tiles_that_are_held_make_room_for_a_gradient(self):
+        words, width = 3000, 64
+        for _ in range(6):  # what is held when it is added depends on the update beside
+            model = nn.Sequential(nn.Embedding(words, width), nn.Linear(width, width),
+                                  nn.Linear(width, words))
+            model[2].weight = model[0].weight
+            optimizer = adamw(model.parameters())
+            offload(model, optimizer, BLOCKS, self.directory, tile_bytes=20000)
+            made = stepwell.torch.offloaded(model)
+            for _ in range(6):
+                ids = torch.randint(0, words, (3, 5))
+                F.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            self.assertLessEqual(made.runtime.tier_stats("device").peak_bytes, BLOCKS * BLOCK)
+            made.close()
+
     def test_gradients_of_gradients_have_the_same_values(self):
         def train(blocks):
             with Run(lambda: nn.Sequential(nn.Linear(128, 2000), nn.Tanh(), nn.Linear(2000, 8)),

@@ -17,7 +17,7 @@ from .._tensor import Tensor, TensorSpec
 from ..errors import NotFoundError
 from ._naming import matched
 from ._place import HOST
-from ._records import read, write
+from ._records import memory_order, read, write
 
 if TYPE_CHECKING:
     from ._offload import Offload
@@ -52,23 +52,32 @@ class Commits:
             name for name, _ in extra_states(self._model())]
         self._names = matched(names, found["names"], strict) if "names" in found else {}
         self.parameters = [(self._name(name), parameter) for name, parameter in parameters]
+        # Of each parameter its shape and order in memory, of each buffer its shape and dtype.
+        orders: Dict[str, Any] = found.get("orders", {})
+        self._shapes: Dict[str, Any] = found.get("buffers", {})
+        for name, parameter in self.parameters:
+            now = tuple(parameter.size()), memory_order(parameter)
+            then = orders.get(name, now)
+            if then != now:
+                raise ValueError(
+                    f"parameter '{name}' of {now[0]} with strides {now[1]} is {then[0]} with "
+                    f"strides {then[1]} in generation {self.generation}: make the model, and its "
+                    "memory format, as it was made")
 
     def restore(self) -> None:
         """Set the buffers and extra states of the resumed generation."""
         for name, buffer in self._buffers():
-            tensor = self._tensor(name, buffer.numel() * buffer.element_size())
+            shape, dtype = self._shapes.get(self._name(name), (buffer.shape, buffer.dtype))
+            if tuple(shape) != tuple(buffer.shape):
+                raise ValueError(f"buffer '{name}' of {tuple(buffer.shape)} is {tuple(shape)} in "
+                                 f"generation {self.generation}: make the model as it was made")
+            tensor = self._tensor(name, buffer.numel() * dtype.itemsize)
             if tensor.restored:
                 with torch.no_grad():
-                    buffer.copy_(_tensor_of(tensor, buffer.dtype, buffer.shape))
+                    buffer.copy_(_tensor_of(tensor, dtype, buffer.shape))
         for name, module in extra_states(self._model()):
             if self._name(name) in self._extra:
-                value = self._extra[self._name(name)]
-                if isinstance(value, dict) and _SHAPE in value:
-                    shape, dtype = value[_SHAPE], value["dtype"]
-                    value = torch.empty(shape, dtype=dtype, device="cpu")
-                    if value.numel():
-                        value = _tensor_of(self._tensor(name, value.nbytes), dtype, shape)
-                module.set_extra_state(value)
+                module.set_extra_state(self.restored(name, self._extra[self._name(name)]))
 
     def commit(self, metadata: Any, label: Optional[str]) -> int:
         offload = self._offload
@@ -89,10 +98,14 @@ class Commits:
         extra = {}
         for name, module in extra_states(self._model()):
             names.append(name)
-            extra[self._name(name)] = self._described(name, module.get_extra_state())
+            extra[self._name(name)] = self.described(name, module.get_extra_state())
         self.kept = True
         kept = _packed({"program": metadata, "optimizer": steps and steps.kept(), "extra": extra,
-                        "names": [self._name(name) for name in names]})
+                        "names": [self._name(name) for name in names],
+                        "orders": {name: (tuple(each.size()), memory_order(each))
+                                   for name, each in self.parameters},
+                        "buffers": {self._name(name): (tuple(each.shape), each.dtype)
+                                    for name, each in self._buffers()}})
         try:
             return offload.runtime.commit(label, kept, complete=self._strict)
         except NotFoundError as error:
@@ -110,12 +123,20 @@ class Commits:
         """The name in generations."""
         return self._names.get(name, name)
 
-    def _described(self, name: str, value: Any) -> Any:
-        """An extra state for the metadata, in which there is no room for large tensors."""
+    def described(self, name: str, value: Any) -> Any:
+        """A value for the metadata, in which there is no room for large tensors."""
         if not isinstance(value, torch.Tensor) or value.nbytes <= _SMALL:
             return value
         write(self._tensor(name, value.nbytes), _bytes_of(value), (1,))
         return {_SHAPE: list(value.shape), "dtype": value.dtype}
+
+    def restored(self, name: str, value: Any) -> Any:
+        """What described() has made this of."""
+        if not isinstance(value, dict) or _SHAPE not in value:
+            return value
+        shape, dtype = value[_SHAPE], value["dtype"]
+        made = torch.empty(shape, dtype=dtype, device="cpu")
+        return _tensor_of(self._tensor(name, made.nbytes), dtype, shape) if made.numel() else made
 
     def _buffers(self) -> Iterator[Tuple[str, torch.Tensor]]:
         """The buffers in state_dict()."""

@@ -193,6 +193,8 @@ class KernelSteps(Steps):
             self.settle()
         if self._masters:
             self._give_masters()
+        for _, record in due:
+            self._notice_write(record)
         groups, device = self.optimizer.param_groups, self.offload.place.device
         written = {record: groups[group]["momentum"] for group, record in due
                    if writes_gradients(groups[group], device)}
@@ -313,6 +315,8 @@ class KernelSteps(Steps):
             value = dict.pop(state, MASTER, None)
             if isinstance(value, torch.Tensor) and tuple(value.size()) == state.record.size:
                 self._masters[state.record] = copied(value).detach().float()
+                if not state and not self.names:
+                    self.state.drop(state)  # torch has none
         elif name in self.names or name == "step":
             self._changed[state.record] = state
             self._give_back(state.record, name, dict.get(state, name))
@@ -324,11 +328,26 @@ class KernelSteps(Steps):
             return None
         return MasterSource(record, self.kernel)
 
+    def _notice_write(self, record: Record) -> None:
+        """Write a parameter anew that the program has written at its address, so that its master
+        follows it: of those that share a block a fault shows the first write alone."""
+        source = (self.master_of(record) if record.escaped and record.shares_block
+                  and self.offload.serves_faults else None)
+        if source is None:
+            return
+        now, master = record.copy(), source.memory(False)
+        if not torch.equal(master.to(now), now):
+            self.offload.mark()
+            write(record.tensor, now, record.stride)
+
     def prepare(self) -> None:
+        self.take_edits()
         self._agree()
         self.look()
         self.settle()
         self._give_masters()
+        for _, record in self.records():
+            self._notice_write(record)
 
     def _give_masters(self) -> None:
         """Go on from the masters that were loaded, where the weights are still the values of them
@@ -344,11 +363,18 @@ class KernelSteps(Steps):
                 torch.where(values.to(now) == now, values.to(own), own))
 
     def saved(self, state: ParameterState) -> Dict[Any, Any]:
-        master = self.master_of(state.record)
-        found = super().saved(state)
-        if master is not None:
-            found[MASTER] = master.lazy() if self.offload.ranks is None else master.lazy().clone()
-        return found
+        return {**super().saved(state), **self._saved_master(state.record)}
+
+    def _saved_master(self, record: Record) -> Dict[Any, Any]:
+        master = self.master_of(record)
+        if master is None:
+            return {}
+        return {MASTER: master.lazy() if self.offload.ranks is None else master.lazy().clone()}
+
+    def alone(self, found: Dict[Any, Any]) -> Dict[int, Any]:
+        every = {at: self._saved_master(record) for at, (_, record) in enumerate(self.records())
+                 if at not in found}
+        return {at: saved for at, saved in every.items() if saved}
 
     def restore(self) -> None:
         self.prepare()
@@ -359,10 +385,10 @@ class KernelSteps(Steps):
                 with torch.no_grad():
                     value.copy_(dict.__getitem__(state, name))
                 state.show(name, value)
-        for state in self.state.values():
-            master = self.master_of(state.record) if isinstance(state, ParameterState) else None
+        for _, record in self.records():
+            master = self.master_of(record)
             if master is not None:
-                state.show(MASTER, master.lazy())
+                self.state.shown(record).show(MASTER, master.lazy())
         super().restore()
 
     def settle(self) -> None:
@@ -452,12 +478,23 @@ class KernelSteps(Steps):
         self.prepare()
         every = [record for _, record in self.records()]
         shown = (self.record_of(key) for key in self.state)
-        return {**super().kept(), "added": [record.name for record in every if record.group >= 0],
+        return {**super().kept(), "more": self._more(), "added": [record.name for record in every if record.group >= 0],
                 "order": [record.name for record in shown if record is not None],
                 "empty": {record.name: state["step"].item() if self.counts else 0
                           for record, state in ((each, self.state.get(each.parameter))
                                                 for each in every if not each.elements)
                           if state}}
+
+    def _more(self) -> Dict[str, Dict[Any, Any]]:
+        """Of each parameter the entries that the kernel does not have."""
+        commits = self.offload.commits
+        assert commits is not None
+        return {record.name: {name: commits.described(f"{record.name}.{name}", copied(value))
+                              for name, value in parts(state)
+                              if name not in self.names and name != "step"}
+                for record, state in ((self.record_of(key), each)
+                                      for key, each in dict.items(self.state))
+                if record is not None}
 
     def _has_values(self, group: int, record: Record) -> bool:
         """Whether the states of a frozen parameter are others than those of a new optimizer."""
@@ -482,7 +519,13 @@ class KernelSteps(Steps):
             elif self.kind.eager and record.group < 0:
                 self.state[record.parameter] = first[record.parameter]
         named = {record.name: record.parameter for _, record in self.records()}
+        commits = self.offload.commits
+        assert commits is not None
+        for name, entries in kept["more"].items():
+            for entry, value in entries.items() if name in named else ():
+                self.state[named[name]][entry] = commits.restored(f"{name}.{entry}", value)
         self.state.arrange([named[each] for each in kept["order"] if each in named], every=True)
+        self.resume_others(kept["others"])
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """As torch's, but states of 16-bit parameters keep their own dtype: torch converts them to

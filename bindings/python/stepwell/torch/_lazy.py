@@ -149,8 +149,11 @@ class Lazy(torch.Tensor):
             args = [each.in_memory() if type(each) is Lazy else each for each in args]
             kwargs = {name: each.in_memory() if type(each) is Lazy else each
                       for name, each in kwargs.items()}
-        with _Off():
-            return func(*args, **kwargs)
+        try:
+            with _Off():
+                return _called(func, args, kwargs)
+        finally:
+            args = kwargs = None
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -219,11 +222,9 @@ class Lazy(torch.Tensor):
         return array if dtype is None else array.astype(dtype, copy=False)
 
     def _by_element(self, function: Any, *others: torch.Tensor) -> "Lazy":
-        memory = self._source.memory(True)
-        plain = [each.clone() if isinstance(each, Lazy) else each for each in others]
-        function(_shaped(memory, self), *plain)
-        self._source.used(memory, None, True)
-        return self
+        values = self.clone()
+        function(values, *(each.clone() if isinstance(each, Lazy) else each for each in others))
+        return self.copy_(values)  # type: ignore[return-value]
 
     def apply_(self, function: Any) -> Any:  # type: ignore[override]
         return self._by_element(lambda tensor: tensor.apply_(function))
@@ -383,7 +384,7 @@ def _run(func: Any, args: Any, kwargs: Any, form: _Form) -> Any:
         _collect(args[1:], False, rest)
         renewed = None if first._source in rest else first._source
     if len(wanted) == 1 and renewed is None:
-        result = next(iter(wanted)).by_parts(func, args, kwargs)
+        result = _called(next(iter(wanted)).by_parts, (func, args, kwargs), {})
         if result is not None:
             return result
     memories = {source: source.memory(write) for source, write in wanted.items()
@@ -394,13 +395,29 @@ def _run(func: Any, args: Any, kwargs: Any, form: _Form) -> Any:
     shown: List[Tuple[torch.Tensor, Lazy]] = []
     plain = [_replaced(value, memories, shown) for value in args]
     named = {name: _replaced(value, memories, shown) for name, value in kwargs.items()}
-    result = func(*plain, **named)
-    for source, write in wanted.items():
-        if source is renewed:
-            source.renew(memories[source])
-        else:
-            source.used(memories[source], result, write)
-    return _returned(result, shown)
+    try:
+        result = _called(func, plain, named)
+        for source, write in wanted.items():
+            if source is renewed:
+                source.renew(memories[source])
+            else:
+                source.used(memories[source], result, write)
+        return _returned(result, shown)
+    finally:
+        memories.clear()
+        shown.clear()
+        del plain, named
+
+
+def _called(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call a function of pinned memory. The program may keep its exception, and frames with that
+    memory would keep the pins."""
+    try:
+        return func(*args, **kwargs)
+    except Exception as error:
+        raise error.with_traceback(None)
+    finally:
+        del args, kwargs
 
 
 def run_one(func: Any, args: Any, kwargs: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 import time
@@ -51,6 +52,7 @@ _task = torch._C._current_graph_task_id
 _node = torch._C._current_autograd_node
 _thread = threading.get_ident
 _is_autocast = torch.is_autocast_enabled
+_serials = itertools.count()
 
 
 
@@ -65,6 +67,7 @@ class Offload:
     def __init__(self, runtime: Runtime, budget: int, block_bytes: int, keep_gradients: bool,
                  ranks: int, place: Place = HOST) -> None:
         self.place = place
+        self.serial = next(_serials)
         self.model: Optional[torch.nn.Module] = None  # None during init()
         self.runtime = runtime
         self.making: Any = None  # the Tiers of init(), until a model is offloaded

@@ -84,6 +84,7 @@ class Streamed:
         early = steps.offload.in_backward
         if early is not None and steps.offload.window is None:
             early.check_ended("optimizer.state is used")
+        steps.take_edits()
         steps.look()
         return steps.state
 

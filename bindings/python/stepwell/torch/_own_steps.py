@@ -61,7 +61,7 @@ class OwnSteps(Steps):
                 for group, record in self._due(every):
                     self._one(group, record)
                 offload.in_backward.end_step()
-                for states in [states for _, states in self._all()]:
+                for states in [states for _, states in self.all_states()]:
                     states.arrange([record.parameter for _, record in every])
         finally:
             offload.end_step()
@@ -119,9 +119,8 @@ class OwnSteps(Steps):
 
     # -- states -----------------------------------------------------------------------------------
 
-    def _all(self) -> Iterator[Tuple[str, States]]:
-        """(suffix of names, states) of the optimizer and of those that it steps itself."""
-        yield "", self.state
+    def all_states(self) -> Iterator[Tuple[str, States]]:
+        yield from super().all_states()
         for at, each in enumerate(self._inner):
             if isinstance(each.state, States):
                 yield f".{at}", each.state
@@ -183,7 +182,7 @@ class OwnSteps(Steps):
         return True
 
     def _name(self, state: ParameterState, name: Any) -> str:
-        for suffix, states in self._all():
+        for suffix, states in self.all_states():
             if dict.get(states, state.record.parameter) is state:
                 return f"{state.record.name}{suffix}.{name}"
         return f"{state.record.name}.{name}"
@@ -215,12 +214,12 @@ class OwnSteps(Steps):
         return {**super().kept(), "states": [
             {record.name: {name: _described(record, name, value) for name, value in parts(state)}
              for record, state in ((self.record_of(key), each) for key, each in states.items())
-             if record is not None} for _, states in self._all()]}
+             if record is not None} for _, states in self.all_states()]}
 
     def resume(self, kept: Dict[str, Any], first: Any) -> None:
         named = {record.name: record for _, record in self.records()}
         sources: Dict[str, StateSource] = {}
-        for (_, states), found in zip(self._all(), kept["states"]):
+        for (_, states), found in zip(self.all_states(), kept["states"]):
             for record in (named[each] for each in found if each in named):
                 for name, value in found[record.name].items():
                     if isinstance(value, dict) and "of" in value:
@@ -235,6 +234,7 @@ class OwnSteps(Steps):
                         value = self.offload.place.to(value)
                     states.shown(record).show(name, value)
             states.arrange((), every=True)
+        self.resume_others(kept["others"])
 
 
 def _described(record: Record, name: Any, value: Any) -> Any:

@@ -8,6 +8,7 @@ is an object that fetches it for each operation.
 """
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import enum
 import functools
@@ -452,10 +453,11 @@ class Record:
         try:
             self.gradient.discard()
         except BusyError:  # its last contribution is still being added
-            try:  # only this rank's part, since others may not have to wait
-                self.gradient.fetch(scope="shard").release()
-            except EmptyError:
-                pass
+            if self.large:  # it has no room as a whole
+                self.offload.runtime.drain()
+            else:  # only this rank's part, since others may not have to wait
+                with contextlib.suppress(EmptyError):
+                    self.gradient.fetch(scope="shard").release()
             self.gradient.discard()
 
     def gradient_copy(self) -> torch.Tensor:
@@ -522,6 +524,10 @@ class Offloaded(torch.nn.Parameter):
     """A parameter in tiers; see the module's docstring."""
 
     _stepwell: Record
+
+    def __new__(cls, data: Any = None, requires_grad: bool = True) -> Any:
+        """A plain one, as type(p)(data) asks for."""
+        return torch.nn.Parameter(data, requires_grad)
 
     @property
     def data(self) -> torch.Tensor:  # type: ignore[override]
@@ -707,7 +713,8 @@ class Absent(Offloaded):
         if not found:  # became Present since the call was dispatched
             with _Off():
                 return func(*args, **kwargs)
-        first = found[0].offload
+        # In one order, as another thread may have others of the same ones.
+        first = min((record.offload for record in found), key=lambda each: each.serial)
         own = [record for record in found if record.offload is first]
         compiler = _set_eval_frame(None)  # torch.compile's graphs end here
         try:

@@ -427,6 +427,15 @@ class States(collections.defaultdict):  # type: ignore[type-arg]
             self[parameter] = default
         return self[parameter]
 
+    def drop(self, state: ParameterState) -> None:
+        """Remove the entry of a parameter if it is this one, which is empty."""
+        parameter = state.record.parameter
+        if dict.get(self, parameter) is state:
+            dict.pop(self, parameter)
+            self._arranged.discard(id(parameter))
+            if self.given is not None:
+                dict.pop(self.given, parameter, None)
+
     def put_last(self, parameter: Any) -> None:
         dict.__setitem__(self, parameter, dict.pop(self, parameter))
 

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import collections
+import sys
 import weakref
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 import torch
 
@@ -29,6 +30,8 @@ class Steps:
         self.before: Any = type(optimizer)
         self.own_zero_grad = self.before.zero_grad is not torch.optim.Optimizer.zero_grad
         self.state = States(self)
+        # The dicts in what state_dict() returned, whose entries were these.
+        self._handed: List[Tuple[Dict[Any, Any], ParameterState, Dict[Any, Any]]] = []
 
     def records(self) -> List[Tuple[int, Record]]:
         """(group, record) of each parameter, in the optimizer's order."""
@@ -59,6 +62,8 @@ class Steps:
         if offload.shown:
             offload.check_shown("step() is called")
         offload.check_lent()
+        if self._handed:
+            self.take_edits()
         every = self.records()
         with _Off():
             for _, record in every:
@@ -140,8 +145,27 @@ class Steps:
 
     def kept(self) -> Dict[str, Any]:
         """Its part of a generation's metadata."""
-        return {"class": self.before.__name__, "groups": self.settings(),
+        return {"class": self.before.__name__, "groups": self.settings(), "others": self.others(),
                 "sizes": [len(group["params"]) for group in self.optimizer.param_groups]}
+
+    def all_states(self) -> Iterator[Tuple[str, States]]:
+        """(suffix of names, states) of the optimizer and of those that it steps itself."""
+        yield "", self.state
+
+    def others(self) -> List[Any]:
+        """What is in the states under keys that are no parameters, with its places."""
+        return [[(at, key, copied(value)) for at, (key, value) in enumerate(dict.items(states))
+                 if self.record_of(key) is None] for _, states in self.all_states()]
+
+    def resume_others(self, kept: List[Any]) -> None:
+        """After the states of parameters."""
+        for (_, states), found in zip(self.all_states(), kept):
+            order = list(states)
+            for at, key, value in found:
+                states[key] = value
+                order.insert(at, key)
+            for key in order:
+                states.put_last(key)
 
     def resume(self, kept: Dict[str, Any], first: Any) -> None:
         """Take the states of a generation; first: those that the constructor made."""
@@ -149,8 +173,9 @@ class Steps:
 
     def state_dict(self) -> Dict[str, Any]:
         def save(_: Any, made: Dict[str, Any]) -> None:  # before hooks of the program see it
-            made["state"] = {key: self.saved(value) if isinstance(value, ParameterState) else value
+            made["state"] = {key: self._hand(value) if isinstance(value, ParameterState) else value
                              for key, value in made["state"].items()}
+            made["state"].update(self.alone(made["state"]))
         self.prepare()
         handle = self.optimizer.register_state_dict_post_hook(save, prepend=True)
         try:
@@ -161,14 +186,41 @@ class Steps:
             save(None, made)
         return made
 
+    def _hand(self, state: ParameterState) -> Dict[Any, Any]:
+        made = self.saved(state)
+        self._handed.append((made, state, dict(made)))
+        return made
+
+    def take_edits(self) -> None:
+        """Make the edits of what state_dict() returned, whose dicts are those of the state in torch.
+        """
+        handed, self._handed = self._handed, []
+        while handed:
+            kept = _references(handed) > _BASE
+            made, state, before = handed.pop()
+            for name in [*made, *(each for each in before if each not in made)]:
+                if made.get(name) is before.get(name) and name in made:
+                    continue
+                if name in made:
+                    state[name] = made[name]
+                elif name in state:
+                    del state[name]
+            if kept:
+                self._handed.append((made, state, dict(made)))
+
     def prepare(self) -> None:
         """The states are about to be saved."""
+        self.take_edits()
         self.settle()
 
     def saved(self, state: ParameterState) -> Dict[Any, Any]:
         """A parameter's part of state_dict(). Over ranks it is collected now, in all of them, since
         programs save it in one."""
         return dict(parts(state)) if self.offload.ranks is None else copied(dict(parts(state)))
+
+    def alone(self, found: Dict[Any, Any]) -> Dict[int, Any]:
+        """Parts of state_dict() of parameters that are not among these."""
+        return {}
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         self.before.load_state_dict(self.optimizer, state_dict)
@@ -190,6 +242,15 @@ def _settled(value: Any) -> Any:
         return value
     value._source.settle()
     return value.in_memory()
+
+
+def _references(handed: List[Any]) -> int:
+    """To the dict of the last one."""
+    made = handed[-1][0]
+    return sys.getrefcount(made)
+
+
+_BASE = _references([({}, None, {})])  # to one that nothing else refers to
 
 
 def closure_of(closure: Any = None) -> Any:

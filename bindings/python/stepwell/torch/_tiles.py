@@ -89,7 +89,7 @@ class Tile(Record):
         self.offload.copied.end(tensor)
         # It reads as zeros at first, so that rows without contributions are zero.
         rows = self.offload.place.tensor_of(
-            self.offload.runtime.fetch(self.request(tensor, READ_WRITE)))
+            self.offload.room_for(self.request(tensor, READ_WRITE)))
         rows.view(self.size).add_(grad.detach())
         whole.has_gradient = True
 

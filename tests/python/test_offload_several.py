@@ -5,9 +5,11 @@ Skipped where PyTorch is not installed.
 """
 import copy
 import importlib.util
+import pickle
 import tempfile
 import threading
 import unittest
+import warnings
 
 import support
 
@@ -66,7 +68,7 @@ class Case(unittest.TestCase):
                 self.assertTrue(found == expected)
                 for each in made:
                     each.mark()
-                    if not each.serves_faults:  # a fault leaves one
+                    if not each.serves_faults and not each.closed:  # a fault leaves one
                         self.assertEqual(each.runtime.tier_stats("device").open_views, 0)
                     each.close()
 
@@ -220,6 +222,62 @@ class Parts(Case):
             return [*found, *model.parameters()]
         self.same(program, BUDGETS[:3])
 
+    def test_copies_of_a_shallow_copy_are_those_of_it(self):
+        def program(into_tiers):
+            model = nn.Sequential(*(Scaled() for _ in range(6)))
+            into_tiers(model)
+            part = copy.copy(model[0])
+            part.scale = 3.
+            x = torch.ones(2, WIDTH)
+
+            def copies():
+                return [pickle.loads(pickle.dumps(part)), copy.deepcopy(part),
+                        copy.deepcopy([part, model[0]])[0], *copy.deepcopy([model[0], part]),
+                        copy.deepcopy(model)[0]]
+            found = [[each(x), each(x)] for each in copies()]
+            if isinstance(model[0].__dict__.get("_call_impl"), stepwell.torch._units.Call):
+                stepwell.torch.offloaded(model).close()
+            return [*found, *[[each(x), each(x)] for each in copies()]]
+        self.same(program, BUDGETS[:3])
+
+    def test_transforms_of_functions_of_a_parameter(self):
+        def program(into_tiers):
+            model = layers()
+            into_tiers(model)
+            x, weight, bias = torch.ones(2, WIDTH), model[2].weight, model[2].bias
+            return [
+                torch.func.grad(lambda x: (x * weight[:2]).sum())(x),
+                torch.func.grad(lambda x: nn.functional.linear(x, weight).tanh().sum())(x),
+                torch.func.vjp(lambda x: x @ weight, x)[1](torch.ones(2, WIDTH))[0],
+                torch.func.vmap(lambda i: nn.functional.embedding(i, weight))(torch.arange(3)),
+                torch.func.functionalize(lambda x: nn.functional.linear(x, weight))(x),
+                torch.func.jvp(lambda b: (x + b).tanh(), (bias,), (torch.ones(WIDTH),))[1],
+                torch.func.hessian(lambda b: (x[:, :4] + b[:4]).tanh().sum())(bias),
+                model(x)]
+        self.same(program, BUDGETS[:3])
+
+    def test_a_compiled_step(self):
+        def program(into_tiers):
+            model = layers()
+            optimizer = torch.optim.SGD(model.parameters(), .1)
+            into_tiers(model, optimizer)
+
+            def step(x):
+                loss = (model(x) - x).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                return loss
+            compiled = torch.compile(optimizer.step, backend="eager")
+            found = [torch.compile(step, backend="eager")(torch.ones(2, WIDTH))]
+            model(torch.ones(2, WIDTH)).square().mean().backward()
+            compiled()
+            return [*found, *model.parameters()]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what ends a graph
+            self.same(program, BUDGETS[:3])
+        torch.compiler.reset()
+
     def test_parts_of_a_transformer_take_the_paths_of_plain_torch(self):
         x = torch.randn(3, 9, 96)
 
@@ -305,6 +363,21 @@ class Nodes(Case):
             return [seen, *model.parameters()]
         for kind in torch.optim.AdamW, torch.optim.RMSprop:
             self.same(lambda into_tiers, kind=kind: program(into_tiers, kind), BUDGETS[:2])
+
+
+    def test_a_hook_that_keeps_a_weight_inside_of_another_object(self):
+        def program(into_tiers):
+            model = layers(12)
+            into_tiers(model)
+            x = torch.randn(8, WIDTH, requires_grad=True)
+            with torch.autograd.graph.saved_tensors_hooks(lambda each: [each],
+                                                          lambda each: each[0]):
+                loss = model(x).square().mean()
+            loss.backward()
+            return [x.grad, *[each.grad for each in model.parameters()]]
+        self.same(program, BUDGETS[:2])
+        with self.assertRaisesRegex(RuntimeError, "'0.weight' inside of another object.*clone"):
+            program(lambda model: self.offload(model, **BUDGETS[2]))
 
 
 @unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (./dev setup --torch)")

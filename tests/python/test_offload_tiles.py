@@ -321,6 +321,32 @@ class Training(Tiles):
             optimizer.zero_grad()
             self.assertIsNone(model.weight.grad)
 
+    def test_a_gradient_from_before_is_added_to_and_used_up(self):
+        def losses(blocks, **options):
+            torch.manual_seed(0)
+            model = nn.Linear(64, 3000)
+            optimizer = torch.optim.SGD(model.parameters(), .1)
+            model(torch.randn(2, 64)).square().mean().backward()
+            if options:
+                offload(model, optimizer, blocks, self.directory, **options)
+            found = []
+            for _ in range(3):
+                loss = model(torch.randn(2, 64)).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                found.append(loss.item())
+            return found
+        self.assertEqual(losses(64, tile_bytes=20000), losses(0))
+
+    def test_a_view_that_the_program_keeps_is_warned_of(self):
+        model = nn.Linear(64, 3000)
+        offload(model, None, BLOCKS, self.directory)
+        weight = model.weight.data
+        with self.assertWarnsRegex(UserWarning, "over a copy of 'weight'.* is lost"):
+            model(torch.randn(2, 64))
+        del weight
+
     def test_tiles_that_are_held_make_room_for_a_gradient(self):
         words, width = 3000, 64
         for _ in range(6):  # what is held when it is added depends on the update beside

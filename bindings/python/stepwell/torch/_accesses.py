@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _task = torch._C._current_graph_task_id
 _node = torch._C._current_autograd_node
+_transforms = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined]
 _Off = torch._C.DisableTorchFunctionSubclass
 
 
@@ -132,13 +133,15 @@ class Accesses:
         keep = escapes  # until the next mark
         result = None
         try:
-            pushed = offload.hooks.push()
+            transformed = _transforms() is not None  # which have no saved-tensor hooks
+            keep = keep or transformed
+            pushed = not transformed and offload.hooks.push()
             try:
                 result = _called(func, args, kwargs, others)
             finally:
                 if pushed:
                     pop()
-            keep = keep or any(
+            keep = transformed or keep or any(
                 self._shares(value, records) for value in
                 (result if isinstance(result, (tuple, list)) else (result,)))
         finally:

@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ._kernel_steps import KernelSteps
 from ._kinds import kind_of
 from ._own_steps import OwnSteps
+from ._private import ends_graph
 from ._records import Offloaded
 from ._states import States
 from ._steps import Steps, check_closure
@@ -93,6 +94,7 @@ class Streamed:
         self._stepwell.look()
         self._stepwell.replace_state(values)
 
+    @ends_graph
     def step(self, *args: Any, **kwargs: Any) -> Any:
         steps = self._stepwell
         check_closure(steps.offload.place, (*args, *kwargs.values()))
@@ -100,6 +102,7 @@ class Streamed:
             return steps.step(args, kwargs)
         return steps.offload.alone(steps.step, args, kwargs)
 
+    @ends_graph
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._stepwell.offload.mark()
         if not set_to_none or self._stepwell.own_zero_grad:

@@ -2,6 +2,7 @@
 """Functions of torch without a public name, used by several modules."""
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -16,3 +17,20 @@ def not_compiled(function: Any) -> None:
     function._torchdynamo_disable = True
     _frames.set_code_exec_strategy(function.__code__, _frames._FrameExecStrategy(
         _frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT))
+
+
+def ends_graph(function: Any) -> Any:
+    """A function inside of which nothing is compiled."""
+    set_frame = _frames.set_eval_frame
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        compiler = set_frame(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            if compiler is not None:
+                set_frame(compiler)
+
+    not_compiled(call)
+    return call

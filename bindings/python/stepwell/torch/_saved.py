@@ -7,6 +7,7 @@ ours are pushed above these and call them.
 """
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
@@ -262,6 +263,21 @@ class _Given:
         self.saved = saved
 
 
+def _packed(record: Record, tensor: torch.Tensor, below: Pack) -> Any:
+    """What the program's hook makes of a parameter, or a view of it."""
+    if record.offload.serves_faults:
+        return below(tensor)
+    before = sys.getrefcount(tensor), users_of(record.alias)
+    packed = below(tensor)
+    if not isinstance(packed, torch.Tensor) and (
+            sys.getrefcount(tensor) > before[0] or users_of(record.alias) > before[1]):
+        raise RuntimeError(
+            f"a hook for saved tensors keeps {record.label()} inside of another object, and no "
+            "fault would fetch it in the backward pass: return the tensor itself, or a clone() "
+            "in it, or offload with fault_in=True")
+    return packed
+
+
 class Hooks:
     """The pair of hooks of one Offload, pushed unless it is on top already.
 
@@ -348,7 +364,7 @@ class Hooks:
             if record is not None:
                 if neutral:
                     return Saved(record, tensor)
-                packed = below(tensor)
+                packed = _packed(record, tensor, below)
                 again = record_of(packed) if isinstance(packed, torch.Tensor) else None
                 return packed if again is None else _Given(Saved(again, packed))
             if tensor.dtype is not _full and tensor.grad_fn is not None:

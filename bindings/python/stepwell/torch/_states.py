@@ -80,7 +80,7 @@ class StateSource(Source):
             self.held = None
 
     def __del__(self) -> None:
-        if self.owned and self.held is not None:
+        if getattr(self, "owned", False) and self.held is not None:  # else partly constructed
             self.offload.ended.append(self.held)
 
 

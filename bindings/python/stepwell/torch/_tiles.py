@@ -9,12 +9,13 @@ a copy in plain memory.
 """
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 
-from .._enums import Access
+from .._enums import Access, State
 from .._tensor import Tensor
 from ..errors import BudgetError
 from ._lazy import READ, READ_WRITE
@@ -87,7 +88,10 @@ class Tile(Record):
         whole.check_gradient(grad)
         tensor = whole.make_gradient()
         self.offload.copied.end(tensor)
-        # It reads as zeros at first, so that rows without contributions are zero.
+        # It reads as zeros at first, so that rows without contributions are zero. One from before
+        # the tiles was made does not.
+        if not whole.has_gradient and tensor.info().state is State.EMPTY:
+            tensor.fill(0.0)
         rows = self.offload.place.tensor_of(
             self.offload.room_for(self.request(tensor, READ_WRITE)))
         rows.view(self.size).add_(grad.detach())
@@ -358,8 +362,14 @@ class Copies:
         self._kept.pop(tensor, None)
 
     def mark(self) -> None:
-        for tensor in list(self._kept):
+        for tensor, (copy, _, counted) in list(self._kept.items()):
             self.end(tensor)
+            if counted and users_of(copy) > 1:
+                warnings.warn(
+                    f"the program still has a tensor over a copy of '{tensor.name}', which is "
+                    "computed with in tiles: what is written to it from now on is lost, and it "
+                    "does not follow the parameter; take it again, or take a clone()",
+                    stacklevel=2)
 
     def by_tiles(self, grad: Any, record: Record, func: Any, args: Any, kwargs: Any) -> Any:
         """An operation on a gradient, tile by tile; None if it needs the whole gradient."""

@@ -2,6 +2,8 @@
 """Units: subtrees of the model whose parameters are fetched together while they run."""
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
 import types
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional
@@ -201,11 +203,55 @@ class Call:
             self.offload.begin_train()  # a model that is called through its parts
         return self(*args, **kwargs)
 
+    def _is_shared(self, references: int, alone: int) -> bool:
+        """Whether a shallow copy of the module has it too, or nothing else has."""
+        return references > alone or self.module.__dict__.get("_call_impl") is not self
+
     def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
+        if self._is_shared(sys.getrefcount(self), _references[0]):
+            return PlainCall()
         return types.MethodType(_call, memo.get(id(self.module), self.module))
 
     def __reduce__(self) -> Any:
+        if self._is_shared(sys.getrefcount(self), _references[1]):
+            return PlainCall, ()
         return getattr, (self.module, "_call_impl")
+
+
+class PlainCall:
+    """Calls the module that it is found in as plain torch does, and is removed from it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        frame = sys._getframe(1)
+        if frame.f_code is not _calling:
+            raise RuntimeError("a copy of a shallow copy of a module of an offloaded model is "
+                               "called in a compiled function: call it once before")
+        module = frame.f_locals["self"]
+        module.__dict__.pop("_call_impl", None)
+        return module(*args, **kwargs)
+
+
+class _Probe:
+    def __deepcopy__(self, memo: Any) -> Any:
+        _references.append(sys.getrefcount(self))
+
+    def __reduce__(self) -> Any:
+        _references.append(sys.getrefcount(self))
+        return PlainCall, ()
+
+
+_references: List[int] = []  # to one object, in a deep copy and in a pickle of its module
+
+
+def _measure() -> None:
+    module: Any = torch.nn.Module()
+    module.__dict__["_call_impl"] = _Probe()
+    copy.deepcopy(module)
+    pickle.dumps(module)
+
+
+_measure()
+not_compiled(PlainCall.__call__)
 
 
 not_compiled(Call.__call__)

@@ -439,6 +439,27 @@ class Operation(Same):
                     for function in functions.values()]
         self.same(torch.optim.AdamW, program)
 
+    def test_formats_and_lists_with_a_tensor_of_scalars(self):
+        def program(model, optimizer):
+            step(model, optimizer, 1)
+            backward(model)
+            grads = [p.grad for p in model.parameters()]
+            weight, entry = model[0].weight, model.state_dict()["0.bias"]
+            scalars = torch.linspace(0, 1, len(grads))
+            return [f"{optimizer.state[weight]['step']:.0f} {weight.grad[0, 0]:.3f} {entry[0]:.3f}",
+                    torch._foreach_addcmul(grads, grads, grads, scalars)]
+        self.same(torch.optim.AdamW, program)
+
+    def test_a_graph_over_a_state_ends_with_a_step(self):
+        def program(model, optimizer):
+            step(model, optimizer, 1)
+            leaf = torch.ones(WIDTH, WIDTH, requires_grad=True)
+            loss = (optimizer.state[model[0].weight]["exp_avg"] * leaf).sum()
+            step(model, optimizer, 2)
+            with self.assertRaisesRegex(RuntimeError, "modified"):
+                loss.backward()
+        self.same(torch.optim.AdamW, program)
+
     def test_an_optimizer_of_its_own_drops_each_gradient_when_it_has_used_it(self):
         def use(optimizer, p):
             p.sub_(p.grad, alpha=.1)

@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 import support
 
@@ -89,11 +90,11 @@ if HAS_TORCH:
         return loss.item()
 
 
-def offload(model, optimizer, blocks, directory):
+def offload(model, optimizer, blocks, directory, **options):
     stepwell.torch.offload(
         model, optimizer, device_bytes=blocks * BLOCK, block_bytes=BLOCK, thread_count=2,
         timeout=10, nvme=stepwell.Nvme(directory, (1 << 20) + 64 * BLOCK,
-                                       driver_options="allow_tmpfs=1"))
+                                       driver_options="allow_tmpfs=1"), **options)
 
 
 def weights(model):
@@ -156,6 +157,26 @@ class Interrupts(unittest.TestCase):
                 parameter.data.div_(parameter.norm().item())
             return model.state_dict()
         self.assertGreater(self.interrupted(5, work), 100)
+
+    def test_a_gradient_of_which_nothing_was_added_is_none(self):
+        for early in False, True:
+            model = layers()
+            optimizer = torch.optim.RMSprop(model.parameters(), 1e-3)
+            with tempfile.TemporaryDirectory(prefix="stepwell-offload-", dir=".") as directory:
+                offload(model, optimizer, 5, directory, update_in_backward=early)
+                tiers = stepwell.torch.offloaded(model)
+                with unittest.mock.patch.object(type(tiers.gradients), "reduce",
+                                                side_effect=KeyboardInterrupt), \
+                        self.assertRaises(KeyboardInterrupt):
+                    step(model, optimizer, 0)
+                before = weights(model)
+                optimizer.step()
+                optimizer.zero_grad()
+                for one, other in zip(weights(model), before):
+                    self.assertTrue(torch.equal(one, other))
+                step(model, optimizer, 1)
+                self.assertFalse(torch.equal(weights(model)[0], before[0]))
+                tiers.close()
 
     def test_an_interrupted_close_can_be_repeated(self):
         n, where = 0, ""

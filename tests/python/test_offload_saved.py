@@ -319,6 +319,58 @@ class Resumed(Case):
                 self.equal(values(model), expected)
                 stepwell.torch.offloaded(model).close()
 
+    def test_an_error_leaves_the_model_as_it_was(self):
+        for _ in self.commit(mlp(), None):
+            pass
+        model = mlp()
+        for _ in self.commit(model, adam(model)):
+            pass
+        other = mlp(1)
+        before = values(other)
+        with self.assertRaisesRegex(ValueError, "has states of AdamW .* the optimizer is SGD"):
+            self.offload(other, torch.optim.SGD(other.parameters(), .1), store_name="s",
+                         resume=True)
+        self.equal(values(other), before)
+        model = nn.Sequential(*(nn.Linear(160, 160) for _ in range(4)))
+        model(torch.ones(2, 160)).sum().backward()
+        grads = [p.grad.clone() for p in model.parameters()]
+        with self.assertRaises(stepwell.BudgetError):
+            stepwell.torch.offload(model, adam(model), device_bytes=12 * BLOCK, block_bytes=BLOCK,
+                                   nvme=self.directory, nvme_bytes=26 * BLOCK)
+        self.equal([p.grad for p in model.parameters()], grads)
+
+    def test_strict_false_leaves_out_states_of_layers_that_are_not_there(self):
+        model = mlp()[:3]
+        for _ in self.commit(model, adam(model)):
+            pass
+        expected = values(model[0])
+        for count in 2, 4:
+            other = mlp(1, count)[:count]
+            optimizer = adam(other)
+            made = self.offload(other, optimizer, store_name="s", resume=True, strict=False)
+            self.equal(values(other[0]), expected)
+            self.assertEqual(optimizer.state[other[0].weight]["step"].item(), 2)
+            steps(other, optimizer)
+            made.close()
+
+    def test_a_gradient_that_was_used_up_does_not_hinder_another_offload(self):
+        for blocks in 10, 512:
+            model = nn.Sequential(*(nn.Linear(128, 128) for _ in range(8)))
+            optimizer = adam(model)
+            made = self.offload(model, optimizer, blocks=10)
+            model(torch.ones(4, 128)).square().mean().backward()
+            optimizer.step()
+            made.close()
+            made = self.offload(model, optimizer, blocks=blocks)
+            with self.assertRaisesRegex(RuntimeError, "consumed by the update"):
+                model[0].weight.grad.norm()
+            model[0].weight.grad.zero_()
+            self.assertEqual(model[0].weight.grad.sum().item(), 0)
+            optimizer.zero_grad()
+            model(torch.ones(4, 128)).square().mean().backward()
+            optimizer.step()
+            made.close()
+
     def test_a_buffer_is_converted_as_torch_does_or_refused(self):
         def made(dtype, shape):
             model = nn.Linear(8, 8)

@@ -365,6 +365,76 @@ class Nodes(Case):
             self.same(lambda into_tiers, kind=kind: program(into_tiers, kind), BUDGETS[:2])
 
 
+    def test_a_weight_that_an_access_has_pinned_is_saved_like_any_other(self):
+        def program(into_tiers):
+            model, other = layers(12), layers(12)
+            optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+            into_tiers(model, optimizer)
+            into_tiers(other)
+            found = []
+            for stepped in False, True:
+                x = torch.randn(8, WIDTH, requires_grad=True)
+                found.append(model[0].weight[0].sum())  # which stays pinned
+                losses = [nn.functional.linear(x, model[0].weight).square().sum(),
+                          other(model[0].weight).square().sum(),
+                          (model[0].weight * other[0].weight * x[:1]).sum()]
+                model(x.detach()).sum().backward()
+                if stepped:
+                    optimizer.step()
+                for loss in losses:
+                    try:
+                        found += torch.autograd.grad(loss, [x], allow_unused=True)
+                    except RuntimeError as error:
+                        self.assertIn("modified", str(error))
+                        found.append("modified")
+            return [*found, [each.grad for each in other.parameters()]]
+        self.same(program)
+
+    def test_checkpoints_of_functions_that_use_weights_and_views_of_them(self):
+        functions = [
+            lambda x, w, v, m: torch.tanh(torch.tanh(x) @ w) * w[0].sum(),
+            lambda x, w, v, m: w[0].sum() * torch.tanh(x @ w),
+            lambda x, w, v, m: (w[0].sum() * torch.tanh(x @ w)) @ w,
+            lambda x, w, v, m: torch.tanh(m(x) * w[0].sum()) @ m.weight,
+            lambda x, w, v, m: torch.tanh(m(torch.tanh(x @ w)) * w[0].sum()) @ m.weight
+            + m.weight[0],
+            lambda x, w, v, m: torch.tanh(w.detach().sum() * (x @ w)) @ w,
+            lambda x, w, v, m: torch.tanh(torch.tanh(x @ w) * v[0].sum()) @ v,
+        ]
+
+        def program(into_tiers):
+            model = layers(4)
+            into_tiers(model)
+            weights = [model[at].weight for at in (0, 2, 4)]
+            found = []
+            for function in functions:
+                x = torch.randn(WIDTH, WIDTH, requires_grad=True)
+                loss = checkpoint(lambda x, function=function: function(x, *weights[:2], model[4]),
+                                  x, use_reentrant=False).square().mean()
+                for weight in weights:
+                    loss = loss + weight.square().sum()
+                loss.backward()
+                found += [x.grad, *[weight.grad for weight in weights]]
+                model.zero_grad()
+            return found
+        self.same(program)
+
+    def test_a_checkpoint_of_a_call_that_is_given_a_weight_of_another_model(self):
+        def program(into_tiers):
+            model, adapter = layers(3), layers(3)
+            into_tiers(model)
+            into_tiers(adapter)
+            weight = adapter[0].weight
+            model[2].register_forward_hook(lambda module, given, out: out + given[0] @ weight)
+            x = torch.randn(8, WIDTH, requires_grad=True)
+
+            def both(x):
+                return model(x) @ model(weight)
+            loss = checkpoint(both, x, use_reentrant=False).square().mean() + weight.square().mean()
+            loss.backward()
+            return [x.grad, *[each.grad for each in (*model.parameters(), weight)]]
+        self.same(program)
+
     def test_a_hook_that_keeps_a_weight_inside_of_another_object(self):
         def program(into_tiers):
             model = layers(12)

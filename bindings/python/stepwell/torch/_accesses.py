@@ -13,8 +13,8 @@ from ._entries import Entry, Snapshot
 from ._lazy import READ, READ_WRITE, Lazy
 from ._private import pop
 from ._records import (
-    DTYPES, VERSIONED, Offloaded, Record, find_absent, memory_order, read, users_of, view_like,
-    write,
+    DTYPES, VERSIONED, Absent, Offloaded, Present, Record, find_absent, memory_order, read,
+    users_of, view_like, write,
 )
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class Accesses:
         for record, view in list(self.touched.items()):
             if view.held:
                 record.pin()
+                record.parameter.__class__ = Absent
                 self._offload.casts.fill([record])
             else:
                 del self.touched[record]
@@ -119,6 +120,7 @@ class Accesses:
                     split(record.unit)
         if sum(self._shown.values()) > offload.unit_bytes:
             self._end_shown()
+        held = [record for record in records if record in self.touched]  # until the next mark
         for record in records:
             record.touches += 1
             record.escaped = record.escaped or escapes
@@ -127,7 +129,11 @@ class Accesses:
             given = escapes and (record.frozen or not offload.serves_faults)
             writes = (given or record in written or "out" in kwargs
                       or window is not None and record.hooked is not None)
-            self._touch(record, writes and not (record.frozen and func in VERSIONED))
+            # A backward pass that holds it saves what was written when it ends that.
+            of_unit = record.pins > (record in self.touched)
+            self._touch(record, writes and not of_unit
+                        and not (record.frozen and func in VERSIONED))
+            record.parameter.__class__ = Present
             if record in written:
                 offload.casts.keep(record)
         keep = escapes  # until the next mark
@@ -152,10 +158,12 @@ class Accesses:
                 if keep:  # what the program is given may be written to
                     offload.casts.keep(record)
                 if not keep:
-                    if window is None or record is not records[0]:
+                    if record not in held and (window is None or record is not records[0]):
                         self._untouch(record)
                 elif isinstance(result, torch.Tensor) or offload.serves_faults:
                     self._shown[record] = room_of(offload, [record])
+                if window is None:  # what saves it next has to have hooks, as this had
+                    record.parameter.__class__ = Absent
         if written or "out" in kwargs:
             offload.renew_lent()
         return result

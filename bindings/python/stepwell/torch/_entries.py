@@ -164,6 +164,9 @@ class Entry(torch.Tensor):
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return repr(self.plain())
 
+    def __format__(self, spec: Any) -> str:
+        return self.plain().__format__(spec)
+
     def tolist(self) -> Any:
         return self.plain().tolist()
 

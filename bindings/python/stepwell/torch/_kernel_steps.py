@@ -7,6 +7,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple
 
 import torch
+from torch.autograd.graph import increment_version
 
 from .._enums import Allow, Partition, Retain, Tier
 from .._optimizer import Hyper
@@ -216,6 +217,9 @@ class KernelSteps(Steps):
             self.kernel.step([record.tensor for record in records], verdict=False, scale=scale,
                              keep_gradients=keep, gradients=None if not self._lent else [
                                  0 if grad is None else grad.data_ptr() for grad in own])
+        increment_version([value for _, record in due  # for graphs that have saved them
+                           for value in dict.get(self.state, record.parameter, {}).values()
+                           if type(value) is Lazy])
         for _, record in due:
             record.changes += 1
             record.spent = record.has_gradient and (
@@ -478,7 +482,8 @@ class KernelSteps(Steps):
         self.prepare()
         every = [record for _, record in self.records()]
         shown = (self.record_of(key) for key in self.state)
-        return {**super().kept(), "more": self._more(), "added": [record.name for record in every if record.group >= 0],
+        return {**super().kept(), "more": self._more(),
+                "added": [record.name for record in every if record.group >= 0],
                 "order": [record.name for record in shown if record is not None],
                 "empty": {record.name: state["step"].item() if self.counts else 0
                           for record, state in ((each, self.state.get(each.parameter))

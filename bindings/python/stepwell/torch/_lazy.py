@@ -264,6 +264,9 @@ class Lazy(torch.Tensor):
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
         return self.clone().__repr__(**kwargs)
 
+    def __format__(self, spec: Any) -> str:
+        return self.clone().__format__(spec)
+
     def __deepcopy__(self, memo: Dict[int, Any]) -> torch.Tensor:
         if id(self) not in memo:
             source = self._source  # of which there is one copy, as of a storage
@@ -461,9 +464,11 @@ def _one_by_one(func: Any, args: Any, kwargs: Any, form: _Form) -> Any:
     """An operation over lists, split by index so that one element at a time is fetched."""
     n = len(args[0])
     results: List[Any] = []
+    names = [each.name for each in func._schema.arguments]
     for at in range(n):
-        part = [[value[at]] if isinstance(value, (list, tuple)) and len(value) == n else value
-                for value in args]
+        part = [[value[at]] if isinstance(value, (list, tuple)) and len(value) == n
+                else value[at:at + 1] if name == "scalars" and isinstance(value, torch.Tensor)
+                else value for name, value in zip(names, args)]
         named = {name: [value[at]] if isinstance(value, (list, tuple)) and len(value) == n
                  else value for name, value in kwargs.items()}
         result = _run(func, part, named, form)

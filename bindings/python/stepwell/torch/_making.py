@@ -18,6 +18,7 @@ from .._tensor import TensorSpec
 from ..errors import BudgetError
 from . import _kinds, _tiles, _wrappers
 from ._commits import extra_states
+from ._lazy import Lazy
 from ._place import HOST, DeviceLike, Place, device_of
 from ._records import DTYPES, TRAINED, Offloaded, users_of
 from ._sizes import Size, size_of
@@ -136,7 +137,8 @@ def warn_of_held(parameters: List[Tuple[str, torch.nn.Parameter]],
         if isinstance(parameter, Offloaded):
             continue
         grad = parameter.grad
-        if grad is not None and (sys.getrefcount(grad) > usual_grad or users_of(grad) > 1):
+        if (grad is not None and type(grad) is not Lazy  # used up, in the tiers from before
+                and (sys.getrefcount(grad) > usual_grad or users_of(grad) > 1)):
             held.append((f"the gradient of '{name}'", grad.nbytes))
         state = states.get(parameter)
         dict_held = sys.getrefcount(state) > usual  # by a state_dict()

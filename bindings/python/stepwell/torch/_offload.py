@@ -31,7 +31,7 @@ from ._commits import Commits
 from ._division import DEVICE_UNIT, SHARE, choose_staying, cut, stays
 from ._gradients import Gradients
 from ._in_backward import InBackward, runs_backward
-from ._lazy import Window, memory_of
+from ._lazy import Lazy, Window, memory_of
 from ._making import (
     check_alone, check_options, check_place, check_updates, check_updates_fit, checked, chosen,
     fit_whole, lacking, later_of, move_buffers, need, offloads, spec_of, unwrapped, warn_of_held,
@@ -144,6 +144,8 @@ class Offload:
         if durable:
             self.commits = Commits(self, parameters, strict)
             parameters = self.commits.parameters
+            if optimizer is not None and self.commits.optimizer is not None:
+                _optimizer.check_resumed(optimizer, self.commits.optimizer, strict)
         self.take(parameters, durable)
         check_updates_fit(self, optimizer)
         _tiles.divide(self, model, None if tile_bytes is None else size_of(tile_bytes))
@@ -195,16 +197,23 @@ class Offload:
             grad = record.parameter.grad
             record.adopt()
             self.remember(record)
-            if grad is not None:
+            if isinstance(grad, Lazy) and grad._source.is_gone():
                 set_own_grad(record.parameter, None)
-                record.add_gradient(grad)
+                record.has_gradient = record.spent = True
+            elif grad is not None:
+                set_own_grad(record.parameter, None)
+                try:
+                    record.add_gradient(grad)
+                except BaseException:
+                    set_own_grad(record.parameter, grad)
+                    raise
         return made
 
     def keep_plain(self) -> None:
         """From now on gradients are in plain memory, as there is room for them in the budget."""
         self.plain_gradients = True
         for record in self.records:
-            if record.has_gradient:
+            if record.has_gradient and not record.spent:
                 grad = record.gradient_copy()
                 record.drop_gradient()
                 set_own_grad(record.parameter, grad)
@@ -325,6 +334,11 @@ class Offload:
         while self.held:
             self.held.pop().leave()
         self.backward.clear()
+        if self.backward.failed:
+            self.backward.failed = False
+            for record in self.records:
+                if record.lacks_gradient():  # the exception came before the first of it was added
+                    record.has_gradient = False
         self.copied.mark()
         self.renew_lent()
 

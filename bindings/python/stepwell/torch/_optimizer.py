@@ -151,7 +151,8 @@ def convert(optimizer: torch.optim.Optimizer, offload: "Offload") -> Steps:
     before = type(optimizer)
     resumed = offload.commits.optimizer if offload.commits is not None else None
     if resumed is not None:
-        _resume_groups(optimizer, resumed)
+        for group, settings in zip(optimizer.param_groups, resumed["groups"]):
+            group.update(settings)
     kind = kind_of(optimizer)
     steps: Steps = (KernelSteps(optimizer, offload, kind) if kind is not None
                     else OwnSteps(optimizer, offload))
@@ -193,17 +194,16 @@ def _rewrap_step(optimizer: torch.optim.Optimizer) -> None:
     optimizer.step = step  # type: ignore[method-assign]
 
 
-def _resume_groups(optimizer: torch.optim.Optimizer, resumed: Dict[str, Any]) -> None:
-    """Set the hyper-parameters of the groups to those of a generation."""
-    name, groups = resumed["class"], resumed["groups"]
+def check_resumed(optimizer: torch.optim.Optimizer, resumed: Dict[str, Any], strict: bool) -> None:
+    """Raise if a generation has the states of another optimizer. strict: with other parameters."""
+    name = resumed["class"]
     sizes = [len(group["params"]) for group in optimizer.param_groups]
-    if type(optimizer).__name__ != name or sizes != resumed["sizes"]:
+    alike = sizes == resumed["sizes"] if strict else len(sizes) == len(resumed["sizes"])
+    if type(optimizer).__name__ != name or not alike:
         raise ValueError(f"the generation has states of {name} with groups of {resumed['sizes']} "
                          f"parameters, and the optimizer is {type(optimizer).__name__} with groups "
                          f"of {sizes}: make it as it was made, or begin with overwrite=True and "
                          "without resume")
-    for group, settings in zip(optimizer.param_groups, groups):
-        group.update(settings)
 
 
 def restore(optimizer: torch.optim.Optimizer) -> None:

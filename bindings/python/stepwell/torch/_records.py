@@ -21,7 +21,7 @@ import torch
 
 from .. import _abi, _waiting
 from .._dtypes import Dtype
-from .._enums import Access
+from .._enums import Access, State
 from .._library import lib
 from .._tensor import Tensor, TensorSpec
 from ..errors import BudgetError, BusyError, EmptyError, Error, check
@@ -465,6 +465,14 @@ class Record:
         settle(self)
         return read(self.offload.place, self.gradient, self.size, self.stride, self.dtype)
 
+    def lacks_gradient(self) -> bool:
+        """Whether it has a gradient without contents. Waits for one that is being added."""
+        if (not self.has_gradient or self.spent or self.gradient is None
+                or self.gradient.info().state is not State.EMPTY):
+            return False
+        self.offload.runtime.drain()
+        return self.gradient.info().state is State.EMPTY
+
     def last_gradient(self) -> Optional[torch.Tensor]:
         """The same at the end; None after an exception before the first of it was added."""
         try:
@@ -788,11 +796,11 @@ class GradSource(Source):
         if self._state is _Gradient.GONE or not record.elements:
             self.plain = values
             return
-        assert record.gradient is not None
+        gradient = record.make_gradient()
         self._check_use()
         if record.large:
-            record.offload.copied.forget(record.gradient)
-        write(record.gradient, values, self.stride)
+            record.offload.copied.forget(gradient)
+        write(gradient, values, self.stride)
         record.scale, record.spent = 1.0, False
 
     def _check_use(self) -> None:

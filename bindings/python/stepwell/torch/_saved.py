@@ -144,6 +144,7 @@ class Backward:
         self._small = small
         self._held: Dict[Unit, None] = {}
         self._passes: Dict[int, int] = {}  # those that run, with their threads
+        self.failed = False  # one of them, since the last mark
 
     def pin(self, unit: Unit, task: int, node: Any) -> None:
         """A node of a pass needs the parameters of a unit."""
@@ -222,6 +223,7 @@ class Backward:
     def clear(self) -> None:
         """End the holds of failed passes; all are, if this thread is in none."""
         if _task() < 0:
+            self.failed = self.failed or bool(self._passes)
             self._passes.clear()
         for unit in [unit for unit in self._held if unit.task not in self._passes]:
             self.release(unit)
@@ -249,7 +251,8 @@ class _Pass:
 
     def __del__(self) -> None:
         try:
-            self._backward._passes.pop(self._task, None)  # its holds end at the next mark
+            if self._backward._passes.pop(self._task, None) is not None:
+                self._backward.failed = True  # its holds end at the next mark
         except AttributeError:
             pass  # partly constructed
 
@@ -344,8 +347,9 @@ class Hooks:
 
     @staticmethod
     def others_on_top() -> bool:
+        """Whether those of others get what is saved, maybe below a pair of an Offload."""
         top = _top(True)
-        return top is not None and not hasattr(top[0], "_stepwell")
+        return top is not None and _is_foreign(top[0])
 
     def _over(self, below: Pack, below_unpack: Unpack) -> Tuple[Pack, Unpack]:
         records = self._records
@@ -380,7 +384,12 @@ class Hooks:
             return below_unpack(packed)
 
         pack._stepwell = self  # type: ignore[attr-defined]
+        pack._over_foreign = _is_foreign(below)  # type: ignore[attr-defined]
         return pack, unpack
+
+
+def _is_foreign(pack: Pack) -> bool:
+    return getattr(pack, "_over_foreign", not hasattr(pack, "_stepwell"))
 
 
 for _function in (Saved.__init__, SavedCast.__init__, _cast):

@@ -192,8 +192,7 @@ class Steps:
         return made
 
     def take_edits(self) -> None:
-        """Make the edits of what state_dict() returned, whose dicts are those of the state in torch.
-        """
+        """Make the edits of what state_dict() returned, whose dicts torch shares with the state."""
         handed, self._handed = self._handed, []
         while handed:
             kept = _references(handed) > _BASE

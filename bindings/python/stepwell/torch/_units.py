@@ -72,8 +72,7 @@ class Unit:
                 self.views.fetch()
             for record in self.records:  # Record.pin(), without the call
                 record.pins += 1
-                if record.pins == 1:
-                    record.parameter.__class__ = Present
+                record.parameter.__class__ = Present
         self.depth += 1
         if self.depth == 1 and self.offload.casts.found:
             self._fill()
@@ -85,13 +84,13 @@ class Unit:
             return
         if self.offload.casts.are_kept():
             self.offload.casts.empty(self.records)
-        written = self.written
+        written, touched = self.written, self.offload.accesses.touched
         for record in self.records:
             if record.alias._version != record.seen:
                 written.append((record, record.unpin()))
                 continue
             record.pins -= 1  # Record.unpin(), without the call
-            if record.pins == 0:
+            if record.pins == 0 or record.pins == 1 and record in touched:
                 record.parameter.__class__ = Absent
         if keep and not written:
             self.offload.kept[self] = None

@@ -445,7 +445,7 @@ class Operation(Same):
             backward(model)
             grads = [p.grad for p in model.parameters()]
             weight, entry = model[0].weight, model.state_dict()["0.bias"]
-            scalars = torch.linspace(0, 1, len(grads))
+            scalars = torch.linspace(0, 1, len(grads), device="cpu")
             return [f"{optimizer.state[weight]['step']:.0f} {weight.grad[0, 0]:.3f} {entry[0]:.3f}",
                     torch._foreach_addcmul(grads, grads, grads, scalars)]
         self.same(torch.optim.AdamW, program)

@@ -877,6 +877,7 @@ class Traps(Case):
         model, optimizer = make("adamw")
         self.offload(model, optimizer, device_bytes=fifth(model))
         self.steps(model, optimizer)
+        gc.collect()  # of models of earlier tests
         torch.late.synchronize()
         reserved, allocated = torch.late.memory_reserved(), torch.late.memory_allocated()
         self.steps(model, optimizer, count=20)

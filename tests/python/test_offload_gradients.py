@@ -340,7 +340,7 @@ class Operation(Same):
     def wide():
         """A weight has blocks of its own."""
         torch.manual_seed(0)
-        return nn.Sequential(*(each for _ in range(LAYERS // 2) for each in
+        return nn.Sequential(*(each for _ in range(LAYERS // 4) for each in
                                (nn.Linear(WIDTH, 10 * WIDTH), nn.Linear(10 * WIDTH, WIDTH))))
 
     @staticmethod

@@ -320,6 +320,18 @@ class State(Same):
                 self.assertEqual(flat(plain(list(model.parameters()))),
                                  flat(plain(list(twin.parameters()))))
 
+    def test_an_offload_after_a_close_warns_of_nothing_that_is_held(self):
+        for make in optimizers().values():
+            model = self.model()
+            optimizer = make(model.parameters())
+            self.offload(model, optimizer, TIGHT)
+            step(model, optimizer, 0)
+            close(model)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                self.offload(model, optimizer, TIGHT)
+            close(model)
+
     def test_settings_that_the_kernel_was_not_made_for_are_refused(self):
         for make, change, text in (
                 (torch.optim.AdamW, {"amsgrad": True}, "was offloaded to be stepped by a kernel"),
@@ -723,24 +735,29 @@ class Masters(Same):
             self.offload(model, optimizer, TIGHT)
             return model, optimizer
         found = []
-        for way in "straight", "closed", "saved":
+        for way in "straight", "closed", "saved", "looked at":
             model, optimizer = made()
             train(model, optimizer, range(8))
             self.assertEqual(list(optimizer.state), [])
-            if way == "saved":
+            if way in ("saved", "looked at"):
                 kept = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
                 close(model)
                 model, optimizer = made()
-                model.load_state_dict(kept[0])
+                if way == "saved":
+                    model.load_state_dict(kept[0])
                 optimizer.load_state_dict(kept[1])
                 self.assertEqual(list(optimizer.state), [])
+                if way == "looked at":  # before the weights of the masters are there
+                    self.assertTrue(plain(optimizer.state_dict()["state"])
+                                    == plain(kept[1]["state"]))
+                    model.load_state_dict(kept[0])
             elif way == "closed":
                 close(model)
                 self.offload(model, optimizer, TIGHT)
             train(model, optimizer, range(8, 16))
             found.append(flat(plain(list(model.parameters()))))
             close(model)
-        self.assertEqual(found[1:], found[:1] * 2)
+        self.assertEqual(found[1:], found[:1] * 3)
 
     def test_writes_to_several_weights_of_a_block_are_all_seen(self):
         """A fault shows the first."""

@@ -58,6 +58,7 @@ class KernelSteps(Steps):
         self._shown_none: Dict[Record, None] = {}  # whose entries the program has set to None
         self._agreed: Dict[Record, int] = {}  # counts of all ranks, until the next step
         self._masters: Dict[Record, torch.Tensor] = {}  # loaded, for the next update
+        self._mastered: Set[Record] = set()  # that have one before their first update
         # The tensors that the program has assigned or loaded as states, in which torch would train.
         self._taken: Dict[Tuple[Record, str], "weakref.ref[torch.Tensor]"] = {}
         in_order = offload.place.torch_order and torch_order(optimizer)
@@ -328,7 +329,7 @@ class KernelSteps(Steps):
     def master_of(self, record: Record) -> Optional[MasterSource]:
         """The fp32 values that updates of a 16-bit parameter go on from, if there are any."""
         if record.dtype.itemsize >= 4 or record.group < 0 or not record.elements \
-                or not self.count(record):
+                or not self.count(record) and record not in self._mastered:
             return None
         return MasterSource(record, self.kernel)
 
@@ -349,20 +350,27 @@ class KernelSteps(Steps):
         self._agree()
         self.look()
         self.settle()
-        self._give_masters()
+        self._give_masters(waiting=True)
         for _, record in self.records():
             self._notice_write(record)
 
-    def _give_masters(self) -> None:
+    def _give_masters(self, waiting: bool = False) -> None:
         """Go on from the masters that were loaded, where the weights are still the values of them
-        in their dtype: other weights have been changed since, as plain torch would train them."""
+        in their dtype: other weights have been changed since, as plain torch would train them.
+        waiting: other weights may be loaded yet."""
         masters, self._masters = self._masters, {}
         for record, values in masters.items():
             if record.group < 0:
+                if waiting:
+                    self._masters[record] = values
                 continue
             self.offload.copied.sync(record.tensor)
             now = record.copy()
             own = now.float()
+            if waiting and not torch.equal(values.to(now), now):
+                self._masters[record] = values
+                continue
+            self._mastered.add(record)
             MasterSource(record, self.kernel).write(
                 torch.where(values.to(now) == now, values.to(own), own))
 
@@ -370,6 +378,8 @@ class KernelSteps(Steps):
         return {**super().saved(state), **self._saved_master(state.record)}
 
     def _saved_master(self, record: Record) -> Dict[Any, Any]:
+        if record in self._masters:
+            return {MASTER: self._masters[record].clone()}
         master = self.master_of(record)
         if master is None:
             return {}
@@ -382,6 +392,7 @@ class KernelSteps(Steps):
 
     def restore(self) -> None:
         self.prepare()
+        self._give_masters()
         for (record, name), reference in self._taken.items():
             value = reference()
             if value is not None:  # torch would have trained on in it, and goes on to

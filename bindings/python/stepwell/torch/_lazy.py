@@ -272,13 +272,13 @@ class Lazy(torch.Tensor):
             source = self._source  # of which there is one copy, as of a storage
             if id(source) not in memo:
                 memo[id(source)] = source.lazy().clone()
-            memo[id(self)] = self._of_copy(memo[id(source)])
+            memo[id(self)] = self.of_copy(memo[id(source)])
         return memo[id(self)]  # type: ignore[no-any-return]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self._of_copy(self._source.copy_for_all()).__reduce_ex__(protocol)
+        return self.of_copy(self._source.copy_for_all()).__reduce_ex__(protocol)
 
-    def _of_copy(self, copy: torch.Tensor) -> torch.Tensor:
+    def of_copy(self, copy: torch.Tensor) -> torch.Tensor:
         """What this is of its source, of a copy of that."""
         if _geometry(self) == _geometry(copy):
             return copy

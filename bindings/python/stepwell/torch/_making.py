@@ -132,22 +132,28 @@ def warn_of_held(parameters: List[Tuple[str, torch.nn.Parameter]],
     alone.grad = torch.empty(1)
     grad = alone.grad
     usual_grad = sys.getrefcount(grad)
-    held = []
-    for name, parameter in parameters:
-        if isinstance(parameter, Offloaded):
-            continue
-        grad = parameter.grad
-        if (grad is not None and type(grad) is not Lazy  # used up, in the tiers from before
-                and (sys.getrefcount(grad) > usual_grad or users_of(grad) > 1)):
-            held.append((f"the gradient of '{name}'", grad.nbytes))
-        state = states.get(parameter)
-        dict_held = sys.getrefcount(state) > usual  # by a state_dict()
-        for key in state or ():
-            value = state[key]
-            if not isinstance(value, torch.Tensor) or value.numel() < 2:
+    held: List[Tuple[str, int]] = []
+    for collected in False, True:
+        if held:
+            gc.collect()
+        elif collected:
+            break
+        held = []
+        for name, parameter in parameters:
+            if isinstance(parameter, Offloaded):
                 continue
-            if dict_held or sys.getrefcount(value) > usual or users_of(value) > 1:
-                held.append((f"the state '{key}' of '{name}'", value.nbytes))
+            grad = parameter.grad
+            if (grad is not None and type(grad) is not Lazy  # used up, in the tiers from before
+                    and (sys.getrefcount(grad) > usual_grad or users_of(grad) > 1)):
+                held.append((f"the gradient of '{name}'", grad.nbytes))
+            state = states.get(parameter)
+            dict_held = sys.getrefcount(state) > usual  # by a state_dict()
+            for key in state or ():
+                value = state[key]
+                if not isinstance(value, torch.Tensor) or value.numel() < 2:
+                    continue
+                if dict_held or sys.getrefcount(value) > usual or users_of(value) > 1:
+                    held.append((f"the state '{key}' of '{name}'", value.nbytes))
     if held:
         warnings.warn(
             f"{held[0][0]}{f' and {len(held) - 1} others' if held[1:] else ''} of the program, "

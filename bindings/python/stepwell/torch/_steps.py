@@ -239,8 +239,9 @@ def _settled(value: Any) -> Any:
     """The memory that an object of a state has from now on."""
     if not isinstance(value, Lazy):
         return value
-    value._source.settle()
-    return value.in_memory()
+    source = value._source
+    source.settle()
+    return value.in_memory() if source.plain is None else value.of_copy(source.plain)
 
 
 def _references(handed: List[Any]) -> int:

@@ -98,13 +98,13 @@ private:
     {
         return reinterpret_cast<uintptr_t>(object) - reinterpret_cast<uintptr_t>(base);
     }
-    // Of an address in the segment that begins there.
+    // The address lies in the segment that begins at `base`.
     bool is_live_at(const T *object, const T *base) const
     {
         return offset_in(object, base) % sizeof(T) == 0 &&
                object->tag.load(std::memory_order_acquire) == tag_;
     }
-    // Of an address that is not in the first segment.
+    // The address does not lie in the first segment.
     [[gnu::noinline]] bool is_live_later(const T *object) const
     {
         for (uint32_t segment = 1; segment < kSegmentsMax; ++segment) {

@@ -52,7 +52,8 @@ class Commits:
             name for name, _ in extra_states(self._model())]
         self._names = matched(names, found["names"], strict) if "names" in found else {}
         self.parameters = [(self._name(name), parameter) for name, parameter in parameters]
-        # Of each parameter its shape and order in memory, of each buffer its shape and dtype.
+        # The metadata has the shape and strides of each parameter, and the shape and dtype of each
+        # buffer.
         orders: Dict[str, Any] = found.get("orders", {})
         self._shapes: Dict[str, Any] = found.get("buffers", {})
         for name, parameter in self.parameters:

@@ -2,8 +2,9 @@
 """The record of a parameter: its tensors, its pins, and the current class of its object.
 
 A parameter object always aliases its tensor's address. Its class says whether the bytes may be
-accessed: Present while a unit of the model, or an access, holds a pin; Absent otherwise, in which
-case each torch function called with it fetches it first. Its gradient is a separate tensor; `.grad`
+accessed without a call of ours: Present while a unit of the model holds a pin, during an access,
+and in an optimizer's own step; Absent otherwise, in which case each torch function called with it
+fetches it first, or finds the pin of an earlier access. Its gradient is a separate tensor; `.grad`
 is an object that fetches it for each operation.
 """
 from __future__ import annotations

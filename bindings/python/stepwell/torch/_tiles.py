@@ -88,8 +88,8 @@ class Tile(Record):
         whole.check_gradient(grad)
         tensor = whole.make_gradient()
         self.offload.copied.end(tensor)
-        # It reads as zeros at first, so that rows without contributions are zero. One from before
-        # the tiles was made does not.
+        # Rows without contributions are zero: the tensor reads as zeros at first, unless it was
+        # made before the tiles were.
         if not whole.has_gradient and tensor.info().state is State.EMPTY:
             tensor.fill(0.0)
         rows = self.offload.place.tensor_of(

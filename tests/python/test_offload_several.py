@@ -240,6 +240,22 @@ class Parts(Case):
             return [*found, *[[each(x), each(x)] for each in copies()]]
         self.same(program, BUDGETS[:3])
 
+    def test_a_deep_copy_is_a_plain_module(self):
+        def program(into_tiers):
+            model = nn.Sequential(*(Scaled() for _ in range(6)))
+            into_tiers(model)
+            x = torch.ones(2, WIDTH)
+            whole, part = copy.deepcopy(model), copy.deepcopy(model[1])
+            keys = [sorted(vars(each)) for each in (whole, whole[0], part)]
+            self.assertFalse([key for each in keys for key in each if "call_impl" in key])
+            found = [whole(x), part(x), torch.compile(part, backend="eager")(x)]
+            for each in whole[0], part:  # a shallow copy of a deep one
+                each = copy.copy(each)
+                each.scale = 5.
+                found.append(each(x))
+            return found
+        self.same(program, BUDGETS[:3])
+
     def test_transforms_of_functions_of_a_parameter(self):
         def program(into_tiers):
             model = layers()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
-import types
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional
 
 import torch
@@ -128,8 +127,8 @@ class Call:
     """The entry point for calls of a unit's module, or of the model; the program's hooks run
     inside.
 
-    It replaces the module's _call_impl. A deep copy of the module is called as in plain torch. A
-    shallow one has this object too, and is called as the unit: the parameters are the same.
+    It replaces the module's _call_impl. A deep copy of the module is as in plain torch. A shallow
+    one has this object too, and is called as the unit: the parameters are the same.
     """
 
     def __init__(self, offload: "Offload", module: torch.nn.Module, unit: Optional[Unit],
@@ -207,12 +206,16 @@ class Call:
         return references > alone or self.module.__dict__.get("_call_impl") is not self
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
-        if self._is_shared(sys.getrefcount(self), _references[0]):
-            return PlainCall()
-        return types.MethodType(_call, memo.get(id(self.module), self.module))
+        plain = PlainCall()
+        references = sys.getrefcount(self)
+        copied = memo.get(id(self.module))
+        if copied is not None and not self._is_shared(references, _references[0]):
+            memo[id(plain)] = _Removal(copied)
+        return plain
 
     def __reduce__(self) -> Any:
-        if self._is_shared(sys.getrefcount(self), _references[1]):
+        references = sys.getrefcount(self)
+        if self._is_shared(references, _references[1]):
             return PlainCall, ()
         return getattr, (self.module, "_call_impl")
 
@@ -228,6 +231,17 @@ class PlainCall:
         module = frame.f_locals["self"]
         module.__dict__.pop("_call_impl", None)
         return module(*args, **kwargs)
+
+
+class _Removal:
+    """Ends with a deep copy's memo, and with it the _call_impl of the copied module."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+
+    def __del__(self) -> None:
+        if type(self._module.__dict__.get("_call_impl")) is PlainCall:
+            del self._module.__dict__["_call_impl"]
 
 
 class _Probe:

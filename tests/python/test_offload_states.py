@@ -790,6 +790,24 @@ class Masters(Same):
                     del held
                     close(model)
 
+    def test_weights_that_are_only_read_keep_them_without_faults(self):
+        def train(dtype, use):
+            model = self.model().to(dtype)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+            self.offload(model, optimizer, TIGHT, fault_in=False)
+            for seed in range(8):
+                step16(model, optimizer, seed)
+                for p in model.parameters():
+                    use(p.data)
+            weights = flat(plain(list(model.parameters())))
+            close(model)
+            return weights
+        for dtype in torch.bfloat16, torch.float16:
+            with self.subTest(dtype=dtype):
+                expected = train(dtype, lambda data: None)
+                self.assertEqual(train(dtype, lambda data: data.sum()), expected)
+                self.assertNotEqual(train(dtype, lambda data: data.mul_(1.5)), expected)
+
     def test_weights_that_were_changed_since_are_trained_as_they_are(self):
         model, optimizer = self.made(torch.bfloat16)
         step16(model, optimizer, 0)

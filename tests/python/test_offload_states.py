@@ -387,6 +387,20 @@ class State(Same):
         for kind in torch.optim.AdamW, torch.optim.RMSprop:
             self.same(lambda parameters: kind(parameters, 0.01), program, update_in_backward=True)
 
+    def test_entries_keep_the_order_of_their_step_when_groups_change(self):
+        def program(model, optimizer):
+            seen = []
+            for seed in range(3):
+                for p in model[:2].parameters():  # these come in later
+                    p.requires_grad_(seed == 2)
+                step(model, optimizer, seed)
+                optimizer.param_groups[0]["params"].reverse()
+            for key in optimizer.state:
+                seen.append([i for i, p in enumerate(model.parameters()) if p is key])
+            return [seen, list(optimizer.state_dict()["state"])]
+        for options in {}, {"update_in_backward": True}:
+            self.same(optimizers()["AdamW"], program, **options)
+
     def test_entries_that_were_there_keep_their_order_and_new_ones_come_after(self):
         def program(model, optimizer):
             first, second, third = list(model.parameters())[:3]

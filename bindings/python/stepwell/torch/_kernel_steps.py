@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _THERE = Policy(home=Tier.DEVICE, retention=Retain.KEEP)
 _STAYS = Policy(home=Tier.DEVICE, allowed_tiers=Allow.DEVICE)
+_NOW = (sys.maxsize, 0)  # of a step that has not ended
 _DENORMAL = 5e-324  # 0.0 where they are flushed
 _MOST = torch.finfo(torch.float32).max
 MASTER = "master_param"  # the name in state_dict() of a 16-bit parameter's fp32 master
@@ -53,7 +55,8 @@ class KernelSteps(Steps):
         self._lent: List[torch.Tensor] = []  # gradients in plain memory, which it reads
         # Those to which torch's step() adds the momentum buffer, times this.
         self._left: List[Tuple[float, Record]] = []
-        self._unsure: Dict[Record, int] = {}  # without entries as yet, by their step: see look()
+        # Those without entries as yet, by their step and their place in it: see look().
+        self._unsure: Dict[Record, Tuple[int, int]] = {}
         self._steps = 0
         self._shown_none: Dict[Record, None] = {}  # whose entries the program has set to None
         self._agreed: Dict[Record, int] = {}  # counts of all ranks, until the next step
@@ -154,6 +157,10 @@ class KernelSteps(Steps):
                 self.finish()
             self._leave_momentum()
             self._steps += 1
+            if self._unsure:
+                for at, (_, record) in enumerate(every):
+                    if self._unsure.get(record) is _NOW:
+                        self._unsure[record] = self._steps, at
             if offload.in_backward is not None:
                 offload.in_backward.end_step()
         finally:
@@ -233,12 +240,12 @@ class KernelSteps(Steps):
                 if self.offload.ranks is None and self.offload.in_backward is None:
                     self._show(record)
                 else:
-                    self._unsure.setdefault(record, self._steps)
+                    self._unsure.setdefault(record, _NOW)
             if not record.elements and self.counts:  # a kernel counts updates of elements
                 if not self.state.get(record.parameter):
                     self._show(record)
                     if self.offload.ranks is not None or self.offload.in_backward is not None:
-                        self._unsure.setdefault(record, self._steps)
+                        self._unsure.setdefault(record, _NOW)
                 self.state[record.parameter]["step"].add_(1)
 
     def may_be_empty(self, every: List[Tuple[int, Record]]) -> Set[Record]:
@@ -293,7 +300,7 @@ class KernelSteps(Steps):
     def look(self) -> None:
         unsure, self._unsure = self._unsure, {}
         every = [record for _, record in self.records() if record in unsure] if unsure else []
-        for record in sorted(every, key=lambda record: unsure[record]):  # as torch makes them
+        for record in sorted(every, key=unsure.__getitem__):  # as torch makes them
             if not record.elements and record.parameter in self.state:  # shown early
                 self.state.put_last(record.parameter)
             elif not self.state.get(record.parameter) and (

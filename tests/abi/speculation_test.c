@@ -384,6 +384,34 @@ TEST(an_aborted_phase_rejects_what_was_speculated_in_it)
     machine_close(runtime);
 }
 
+/* A step without parameters is one of all that are not frozen, and a rejection names none. */
+TEST(frozen_parameters_hinder_no_rejection)
+{
+    stw_runtime *runtime = machine_open_as(small_host());
+    trainee plain = trainee_in(runtime, STW_F32), here = trainee_in(runtime, STW_F32);
+    stw_phase *phase = NULL;
+    ok(stw_phase_create(runtime, "train", &phase));
+    for (int step = 0; step < 4; ++step) {
+        give_gradients(&plain, step, 0), give_gradients(&here, step, 0);
+        (void)verdict(&plain, 1e6);
+        ok(stw_tensor_freeze(here.parameters[PARAMETERS - 1], 1));
+        ok(stw_step_begin(phase));
+        for (int i = 0; i < 3; ++i) early_step(&here, i);
+        if (step % 2 == 0) {
+            assert_int_equal(reject(&here, STW_UPDATE_KEEP_GRADIENTS, NULL), STW_SKIPPED);
+            ok(stw_step_end(phase, NULL));
+        } else {
+            ok(stw_step_abort(phase, NULL));
+        }
+        ok(stw_tensor_freeze(here.parameters[PARAMETERS - 1], 0));
+        for (int i = 0; i < PARAMETERS; ++i) early_step(&here, i);
+        (void)verdict(&here, 1e6);
+    }
+    expect_same(&plain, &here, STW_F32);
+    trainee_leave(&plain), trainee_leave(&here);
+    machine_close(runtime);
+}
+
 typedef struct reading {
     stw_tensor *tensor;
     float value;

@@ -228,7 +228,7 @@ void Actor::train()
             status = stw_optimizer_step(mine_.optimizer, &with, verdict);
         }
     } else if (status >= 0) {
-        frozen = !speculates && chance(20);
+        frozen = !early[0] && chance(20);
         if (frozen) accept("freeze", stw_tensor_freeze(mine_.parameters[0]->tensor, 1), false);
         status = stw_optimizer_step(mine_.optimizer, &with, verdict);
         if (frozen) accept("thaw", stw_tensor_freeze(mine_.parameters[0]->tensor, 0), false);

@@ -66,6 +66,7 @@ bool OptimizerTable::name_parameters(const OptimizerBody &body, const stw_update
         named->assign(options.parameters, options.parameters + options.parameter_count);
         return true;
     }
+    if ((options.flags & STW_UPDATE_REJECT) != 0) return false;  // all that steps have begun
     MutexLock lock(dispatch_.mutex());
     const std::vector<stw_tensor *> &held = body.held;
     if (std::none_of(held.begin(), held.end(), is_frozen)) return false;

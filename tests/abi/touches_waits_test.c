@@ -391,6 +391,50 @@ TEST(steps_and_commits_get_on_beside_touches_of_another_thread)
     machine_close(runtime);
 }
 
+/* A view that a touch leaves open is not the program's. */
+TEST(other_calls_get_on_beside_touches_of_another_thread)
+{
+    machine wanted = machine_touched();
+    wanted.device_blocks = 48;
+    stw_runtime *runtime = machine_open_as(wanted);
+    stw_tensor_spec spec = spec_f32("weights", 2 * ELEMENTS);
+    spec.dtype = STW_BF16;
+    stw_tensor *parameter = tensor_make(runtime, &spec), *master = NULL;
+    stw_tensor *gradient = tensor_f32(runtime, "gradient", 2 * ELEMENTS);
+    stw_optimizer *optimizer = optimizer_make(runtime, STW_OPTIMIZER_SGD);
+    ok(stw_tensor_fill(parameter, 1.0, NULL));
+    optimizer_add(optimizer, parameter, gradient);
+    work others[2] = {{.address = touched_address(parameter)}};
+    others[1] = others[0];
+    const speculated here = {runtime, optimizer, parameter, gradient, others[0].address};
+    for (int i = 0; i < 2; ++i) begin(&others[i], touch_again_and_again);
+    const uint64_t begin_ns = clock_ns();
+    for (int round = 0; round < 60000; ++round) {
+        ok(stw_evict(runtime, round % 2 ? &parameter : NULL, (uint32_t)round % 2, STW_TIER_DEVICE,
+                     0, 0));
+        if (round % 1000 != 0) continue;
+        ok(stw_tier_set_budget(runtime, STW_TIER_DEVICE, 0, 20 * BLOCK, 0));
+        ok(stw_tier_set_budget(runtime, STW_TIER_DEVICE, 0, 48 * BLOCK, 0));
+        ok(stw_optimizer_state(optimizer, parameter, "master", &master));
+        ok(stw_tensor_freeze(parameter, 1));
+        ok(stw_tensor_freeze(parameter, 0));
+        ok(stw_tensor_fill(gradient, 1.0, NULL));
+        step_with(&here, 0);
+        ok(stw_runtime_drain(runtime, 0));
+    }
+    /* One of the program's is in the way as ever, and at once. */
+    stw_view view = view_get(runtime, parameter, STW_READ);
+    fails(stw_evict(runtime, &parameter, 1, STW_TIER_DEVICE, 0, 0), STW_ERROR_BUSY, "open views");
+    view_put(&view);
+    assert_true(clock_ns() - begin_ns < 60 * SECOND_NS);
+    for (int i = 0; i < 2; ++i) {
+        __atomic_store_n(&others[i].ends, 1, __ATOMIC_RELEASE);
+        join(&others[i]);
+    }
+    ok(stw_optimizer_destroy(optimizer));
+    machine_close(runtime);
+}
+
 static void *interrupt_again_and_again(void *argument)
 {
     work *mine = argument;

@@ -237,6 +237,7 @@ Status Budgets::check_undo(const BudgetChange &change) const
 
 Status Budgets::empty_down_to(const BudgetChange &change)
 {
+    uint32_t tries = Touches::kTries;
     for (;;) {
         uint64_t left = 0;
         uint64_t seen = 0;
@@ -250,7 +251,8 @@ Status Budgets::empty_down_to(const BudgetChange &change)
         });
         if (left == 0) return {};
         const bool late = dispatch_.now() >= change.deadline;
-        if (!moves && !late && machine_.touches && machine_.touches->clear_way()) continue;
+        if (!moves && !late && machine_.touches && tries-- > 0 && machine_.touches->clear_way())
+            continue;
         if (!moves) return refusal;
         MutexLock lock(dispatch_.mutex());
         while (dispatch_.progress() == seen) STW_TRY(wait_for_budget(change, "blocks to leave it"));

@@ -342,6 +342,7 @@ Status Fetches::evict(stw_tensor *const *tensors, uint32_t n, PlaceId place, uin
     const residency::Instant deadline = dispatch_.deadline(begin, timeout_ns);
     std::vector<residency::BlockId> left;
     list_blocks(tensors, n, place, &left);
+    uint32_t tries = Touches::kTries;
     for (;;) {
         uint64_t seen = 0;
         bool moves = false;
@@ -354,9 +355,10 @@ Status Fetches::evict(stw_tensor *const *tensors, uint32_t n, PlaceId place, uin
             seen = dispatch_.progress() + 1;  // this event counts as progress
         });
         if (left.empty()) return {};
-        if (machine_.touches && machine_.touches->any()) dispatch_.give_way();
-        if (!moves && dispatch_.now() < deadline && machine_.touches &&
-            machine_.touches->clear_way())
+        const bool touched = machine_.touches && machine_.touches->any();
+        if (touched) dispatch_.give_way();
+        if (!moves && dispatch_.now() < deadline && machine_.touches && tries-- > 0 &&
+            (touched || machine_.touches->clear_way()))
             continue;
         if (!moves) {
             return Status::error(STW_ERROR_BUSY,

@@ -2,13 +2,12 @@
 #include "lib/memory/host_pins.h"
 
 #include "lib/support/assert.h"
-#include "lib/support/signals.h"
+#include "lib/support/thread.h"
 #include "lib/support/status.h"
 
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
-#include <system_error>
 #include <utility>
 
 namespace stepwell::memory {
@@ -55,10 +54,7 @@ HostPins::HostPins(Options options)
         count(registrars_.back(), {0, blocks_});
     }
     by_block_.set_drivers(static_cast<int>(registrars_.size()));
-    const SignalsBlocked signals;
-    try {
-        thread_ = std::thread([this] { run(); });
-    } catch (const std::system_error &) {
+    if (!start_thread(thread_, "stw-registrar", "registration", [this] { run(); }).ok()) {
         MutexLock lock(mutex_);
         stw_driver_error error = STW_DRIVER_ERROR_INIT;
         std::snprintf(error.sentence, sizeof error.sentence, "the system starts no more threads");

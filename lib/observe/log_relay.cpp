@@ -1,24 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/observe/log_relay.h"
 
-#include "lib/support/limits.h"
-#include "lib/support/signals.h"
+#include "lib/support/thread.h"
 
 #include <new>
-#include <system_error>
 #include <utility>
 
 namespace stepwell::observe {
 
 Status LogRelay::start()
 {
-    const SignalsBlocked signals;
-    try {
-        thread_ = std::thread([this] { run(); });
-    } catch (const std::system_error &error) {
-        return no_thread(error.code().value(), "the log");
-    }
-    return {};
+    return start_thread(thread_, "stw-log", "the log", [this] { run(); });
 }
 
 void LogRelay::line(void *relay, uint32_t level, const char *topic, const char *text)

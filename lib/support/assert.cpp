@@ -2,27 +2,52 @@
 // Assertions: count, keep the text of the first, call the handler of a test if there is one.
 #include "lib/support/assert.h"
 
-#include <atomic>
 #include <cstdio>
-#include <cstring>
 
 namespace stepwell {
 namespace {
 
-constexpr uint32_t kTextBytes = 256;
-std::atomic<uint64_t> failures{0};
-std::atomic<bool> text_ready{false};
+AssertionLog of_process;
+thread_local AssertionLog *of_thread = nullptr;
 std::atomic<AssertionHandler> handler{nullptr};
-char first_text[kTextBytes];
 
 }  // namespace
 
+void AssertionLog::note(const char *condition, const char *file, int line) noexcept
+{
+    if (count_.fetch_add(1) > 0) return;
+    std::snprintf(first_, sizeof first_, "%s:%d: %s", file, line, condition);
+    text_ready_.store(true, std::memory_order_release);
+}
+
+uint64_t AssertionLog::failures(char *text, uint32_t capacity) const noexcept
+{
+    if (capacity > 0) {
+        const bool ready = text_ready_.load(std::memory_order_acquire);
+        std::snprintf(text, capacity, "%s", ready ? first_ : "");
+    }
+    return count_.load();
+}
+
+void AssertionLog::clear() noexcept
+{
+    text_ready_.store(false);
+    count_.store(0);
+}
+
+void set_assertion_log(AssertionLog *log) noexcept
+{
+    of_thread = log;
+}
+
+AssertionLog *assertion_log() noexcept
+{
+    return of_thread;
+}
+
 void assertion_failed(const char *condition, const char *file, int line) noexcept
 {
-    if (failures.fetch_add(1) == 0) {
-        std::snprintf(first_text, sizeof first_text, "%s:%d: %s", file, line, condition);
-        text_ready.store(true, std::memory_order_release);
-    }
+    (of_thread != nullptr ? *of_thread : of_process).note(condition, file, line);
     if (AssertionHandler call = handler.load()) call(condition, file, line);
 }
 
@@ -33,11 +58,7 @@ void set_assertion_handler(AssertionHandler replacement) noexcept
 
 uint64_t assertion_failures(char *text, uint32_t capacity) noexcept
 {
-    if (capacity > 0) {
-        const bool ready = text_ready.load(std::memory_order_acquire);
-        std::snprintf(text, capacity, "%s", ready ? first_text : "");
-    }
-    return failures.load();
+    return of_process.failures(text, capacity);
 }
 
 }  // namespace stepwell

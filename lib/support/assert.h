@@ -1,18 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
 // STW_ASSERT: a mistake of ours, never of the caller's; one condition each, on in release builds.
-// The library does not abort inside a host program: the first failed assertion is recorded, the
-// runtime that owns the thread refuses further calls with STW_ERROR_INTERNAL.
+// The library does not abort inside a host program: the first failed assertion is recorded, and the
+// runtime that the thread works for refuses further calls with STW_ERROR_INTERNAL. Others go on.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 namespace stepwell {
 
-// Records the failure (first one kept). Tests install a handler that stops the program.
+// The assertions that failed on threads that work for one runtime. Lock-free; any thread.
+class AssertionLog {
+public:
+    constexpr AssertionLog() = default;
+
+    void note(const char *condition, const char *file, int line) noexcept;
+    // Their number; the text of the first one in the caller's buffer.
+    uint64_t failures(char *text, uint32_t capacity) const noexcept;
+    [[nodiscard]] bool any() const noexcept { return count_.load(std::memory_order_relaxed) > 0; }
+    // Before anybody else knows the runtime.
+    void clear() noexcept;
+
+private:
+    static constexpr uint32_t kTextBytes = 256;
+
+    std::atomic<uint64_t> count_{0};
+    std::atomic<bool> text_ready_{false};
+    char first_[kTextBytes] = {};
+};
+
+// What this thread works for, until it is told otherwise; null: no runtime, and a failure is the
+// process's. The logs of runtimes outlive their threads.
+void set_assertion_log(AssertionLog *log) noexcept;
+[[nodiscard]] AssertionLog *assertion_log() noexcept;
+
+// Records the failure. Tests install a handler that stops the program.
 void assertion_failed(const char *condition, const char *file, int line) noexcept;
 using AssertionHandler = void (*)(const char *condition, const char *file, int line);
 void set_assertion_handler(AssertionHandler handler) noexcept;
-// Assertions that failed in this process; text of the first in the caller's buffer.
+// Those of threads that work for no runtime.
 uint64_t assertion_failures(char *text, uint32_t capacity) noexcept;
 
 }  // namespace stepwell

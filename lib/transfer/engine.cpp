@@ -2,8 +2,7 @@
 // Opening, closing and abandoning the engine. The opening or closing thread.
 #include "lib/transfer/engine.h"
 
-#include "lib/support/limits.h"
-#include "lib/support/signals.h"
+#include "lib/support/thread.h"
 #include "lib/transfer/parts.h"
 #include "lib/transfer/storage_thread.h"
 
@@ -97,63 +96,57 @@ void Engine::Parts::prepare()
         for (int i = 0; starts && i < 2; ++i) {
             lanes.push_back(std::make_unique<CopyLane>());
             lanes.back()->started.tasks.reserve(uint64_t{kStartedMax} * kBatchMax);
-            lane_threads.push_back({this, lanes.back().get(), false});
-            lane_threads.push_back({this, lanes.back().get(), true});
+            lane_threads.push_back({lanes.back().get(), false});
+            lane_threads.push_back({lanes.back().get(), true});
         }
     }
     for (uint32_t i = 0; i < options.copy_threads; ++i)
-        lane_threads.push_back({this, lanes.front().get(), false});
+        lane_threads.push_back({lanes.front().get(), false});
     threads.reserve(storage_threads.size() + lane_threads.size() + 1);
 }
 
-Status Engine::Parts::start_thread(const char *name, void *(*main)(void *), void *argument)
+// The engine may have been deleted when its last thread ends: a thread has what it needs by value.
+template <typename Run> Status Engine::Parts::start(const char *name, Run run)
 {
     {
         MutexLock lock(mutex);
         ++threads_alive;
     }
-    pthread_t thread{};
-    const int error = pthread_create(&thread, nullptr, main, argument);
-    if (error == 0) {
-        pthread_setname_np(thread, name);
-        threads.push_back(thread);
+    std::thread thread;
+    Status status;
+    try {
+        status = start_thread(thread, name, "transfers", std::move(run));
+    } catch (const std::bad_alloc &) {
+        MutexLock lock(mutex);
+        --threads_alive;
+        throw;
+    }
+    if (status.ok()) {
+        threads.push_back(std::move(thread));
         return {};
     }
     MutexLock lock(mutex);
     --threads_alive;
-    return no_thread(error, "transfers");
-}
-
-void *Engine::Parts::LaneThread::start(void *argument)
-{
-    // The engine may have been deleted when its last thread ends.
-    const LaneThread self = *static_cast<const LaneThread *>(argument);
-    if (self.arrives) {
-        self.parts->arrive_main(*self.lane);
-    } else {
-        self.parts->copy_main(*self.lane);
-    }
-    return nullptr;
+    return status;
 }
 
 Status Engine::Parts::start_threads()
 {
-    const SignalsBlocked signals;
     for (const std::unique_ptr<StorageThread> &thread : storage_threads) {
-        STW_TRY(start_thread("stw-storage", &StorageThread::start, thread.get()));
+        STW_TRY(start("stw-storage", [at = thread.get()] { at->main(); }));
     }
-    for (LaneThread &thread : lane_threads) {
-        STW_TRY(
-            start_thread(thread.arrives ? "stw-arrive" : "stw-copy", &LaneThread::start, &thread));
+    for (const LaneThread &thread : lane_threads) {
+        CopyLane *const lane = thread.lane;
+        if (thread.arrives) {
+            STW_TRY(start("stw-arrive", [this, lane] { arrive_main(*lane); }));
+        } else {
+            STW_TRY(start("stw-copy", [this, lane] { copy_main(*lane); }));
+        }
     }
-    const auto order = [](void *parts) -> void * {
-        static_cast<Parts *>(parts)->order_main();
-        return nullptr;
-    };
     const auto is_direct = [](const Memory &memory) { return memory.direct; };
     if (store != nullptr &&
         std::any_of(options.memories.begin(), options.memories.end(), is_direct))
-        STW_TRY(start_thread("stw-order", order, this));
+        STW_TRY(start("stw-order", [this] { order_main(); }));
     return {};
 }
 
@@ -164,7 +157,7 @@ void Engine::Parts::stop_threads()
         stopping = true;
         wake_all();
     }
-    for (const pthread_t thread : threads) pthread_join(thread, nullptr);
+    for (std::thread &thread : threads) thread.join();
     threads.clear();
 }
 
@@ -286,7 +279,7 @@ void Engine::Parts::abandon()
         while (callbacks > 0) changed.wait(mutex);
         in_flight = pool.used() > 0;
         if (in_flight) {
-            for (const pthread_t thread : threads) pthread_detach(thread);
+            for (std::thread &thread : threads) thread.detach();
             abandoned = true;
         }
     }

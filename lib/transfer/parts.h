@@ -9,9 +9,8 @@
 #include "lib/transfer/block_copier.h"
 #include "lib/transfer/hops.h"
 
-#include <pthread.h>
-
 #include <memory>
+#include <thread>
 #include <vector>
 
 namespace stepwell::transfer {
@@ -73,7 +72,7 @@ struct Engine::Parts {
     [[nodiscard]] store::Requests requests_of(uint32_t path, bool reads) const;
     void prepare();  // allocates the memory of every list and thread
     Status start_threads();
-    Status start_thread(const char *name, void *(*main)(void *), void *argument);
+    template <typename Run> Status start(const char *name, Run run);
     // Stops and joins; nothing is in flight any more.
     void stop_threads();
 
@@ -157,13 +156,11 @@ struct Engine::Parts {
     std::vector<std::unique_ptr<StorageThread>> storage_threads;
     // Constant once the threads run.
     struct LaneThread {
-        Parts *parts = nullptr;
         CopyLane *lane = nullptr;
         bool arrives = false;
-        static void *start(void *argument);
     };
     std::vector<LaneThread> lane_threads;
-    std::vector<pthread_t> threads;  // of the opening and closing thread
+    std::vector<std::thread> threads;  // of the opening and closing thread
 };
 
 }  // namespace stepwell::transfer

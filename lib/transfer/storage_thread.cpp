@@ -58,12 +58,6 @@ StorageThread::StorageThread(Engine::Parts &parts, uint32_t path)
     outbox_.list.reserve(kOutboxMax);
 }
 
-void *StorageThread::start(void *self)
-{
-    static_cast<StorageThread *>(self)->main();
-    return nullptr;
-}
-
 void StorageThread::main()
 {
     for (;;) {

@@ -35,7 +35,7 @@ struct StorageDevice {
 class StorageThread {
 public:
     StorageThread(Engine::Parts &parts, uint32_t path);
-    static void *start(void *self);
+    void main();  // of its thread; the object may be gone when it returns
 
 private:
     // A request for a piece of a block; its index is the low half of its tag.
@@ -60,7 +60,6 @@ private:
         bool reads = false;
     };
 
-    void main();
     bool wait_for_work();
     void fill();
     bool send();

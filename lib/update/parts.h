@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <thread>
 #include <vector>
 
 namespace stepwell::update {
@@ -248,7 +249,7 @@ struct Pipeline::Parts {
     std::vector<Window> windows STW_GUARDED_BY(mutex);  // the CPU's first
     Condition work_ready;
     Condition changed;
-    std::vector<pthread_t> threads;  // of open and close alone
+    std::vector<std::thread> threads;  // of open and close alone
 
     ChunkPool chunks STW_GUARDED_BY(mutex);   // one that is handed to a thread is the thread's
     ChunkList arrived STW_GUARDED_BY(mutex);  // their bytes have come, or will not

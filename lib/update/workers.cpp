@@ -5,31 +5,19 @@
 
 #include "lib/observe/nvtx.h"
 #include "lib/support/assert.h"
-#include "lib/support/limits.h"
-#include "lib/support/signals.h"
-
-#include <pthread.h>
+#include "lib/support/thread.h"
 
 namespace stepwell::update {
 
 Status Pipeline::Parts::start_threads()
 {
     threads.reserve(options.thread_count);
-    const SignalsBlocked signals;
-    const auto main = [](void *parts) -> void * {
-        static_cast<Parts *>(parts)->worker_main();
-        return nullptr;
-    };
-    int error = 0;
-    for (uint32_t i = 0; error == 0 && i < options.thread_count; ++i) {
-        pthread_t thread{};
-        error = pthread_create(&thread, nullptr, main, this);
-        if (error != 0) break;
-        pthread_setname_np(thread, "stw-update");
-        threads.push_back(thread);
+    for (uint32_t i = 0; i < options.thread_count; ++i) {
+        std::thread thread;
+        STW_TRY(start_thread(thread, "stw-update", "updates", [this] { worker_main(); }));
+        threads.push_back(std::move(thread));
     }
-    if (error == 0) return {};
-    return no_thread(error, "updates");
+    return {};
 }
 
 void Pipeline::Parts::stop_threads()
@@ -39,7 +27,7 @@ void Pipeline::Parts::stop_threads()
         stopping = true;
         work_ready.notify_all();
     }
-    for (const pthread_t thread : threads) pthread_join(thread, nullptr);
+    for (std::thread &thread : threads) thread.join();
     threads.clear();
 }
 

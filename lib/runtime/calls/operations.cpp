@@ -14,10 +14,9 @@
 #include "lib/runtime/tensors/buffers.h"
 #include "lib/runtime/views/sleepers.h"
 #include "lib/runtime/views/streams.h"
-#include "lib/support/signals.h"
+#include "lib/support/thread.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -115,18 +114,9 @@ void Operations::tell_end(Waiter &waiter)
 Status Operations::start_callbacks()
 {
     if (callbacks_run_) return {};
-    const auto main = [](void *self) -> void * {
-        static_cast<Operations *>(self)->run_callbacks();
-        return nullptr;
-    };
-    const SignalsBlocked signals;
-    const int error = pthread_create(&callbacks_thread_, nullptr, main, this);
-    if (error != 0) {
-        return Status::os_error(STW_ERROR_LIMIT, error,
-                                "the system starts no thread for callbacks; poll the operation, "
-                                "or wait for it");
-    }
-    pthread_setname_np(callbacks_thread_, "stw-callbacks");
+    STW_TRY(start_thread(callbacks_thread_, "stw-callbacks",
+                         "callbacks; poll the operation, or wait for it",
+                         [this] { run_callbacks(); }));
     callbacks_run_ = true;
     callbacks_end_ = false;
     return {};
@@ -134,13 +124,15 @@ Status Operations::start_callbacks()
 
 void Operations::stop_callbacks()
 {
+    std::thread thread;
     {
         MutexLock lock(dispatch_.mutex());
         if (!callbacks_run_) return;
         callbacks_end_ = true;
+        thread = std::move(callbacks_thread_);
     }
     callbacks_ready_.notify_one();
-    pthread_join(callbacks_thread_, nullptr);
+    thread.join();
     MutexLock lock(dispatch_.mutex());
     callbacks_run_ = false;
 }
@@ -187,7 +179,7 @@ void Operations::end_callback(Waiter *waiter)
 // Waits for callbacks of operations that were freed, to which no handle leads any more.
 Status Operations::await_callbacks(residency::Instant deadline)
 {
-    if (callbacks_run_ && pthread_equal(pthread_self(), callbacks_thread_)) {
+    if (callbacks_thread_.get_id() == std::this_thread::get_id()) {
         return Status::error(STW_ERROR_BUSY,
                              "the runtime '%s' cannot be closed by a callback of its own "
                              "operations, for which the close would wait; close it elsewhere",

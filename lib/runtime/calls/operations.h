@@ -6,9 +6,9 @@
 #include "lib/runtime/recording/ground.h"
 #include "lib/support/status.h"
 
-#include <pthread.h>
-
 #include <stepwell/operation.h>
+
+#include <thread>
 
 namespace stepwell {
 
@@ -80,7 +80,7 @@ private:
     Condition callbacks_ready_;
     bool callbacks_run_ STW_GUARDED_BY(runtime_lock) = false;  // the thread exists
     bool callbacks_end_ STW_GUARDED_BY(runtime_lock) = false;
-    pthread_t callbacks_thread_{};
+    std::thread callbacks_thread_ STW_GUARDED_BY(runtime_lock);
 };
 
 }  // namespace stepwell

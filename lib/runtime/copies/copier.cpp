@@ -13,11 +13,9 @@
 #include "lib/runtime/views/ends.h"
 #include "lib/runtime/views/hits.h"
 #include "lib/runtime/views/sleepers.h"
-#include "lib/support/limits.h"
-#include "lib/support/signals.h"
+#include "lib/support/thread.h"
 
 #include <algorithm>
-#include <system_error>
 
 namespace stepwell {
 
@@ -26,13 +24,8 @@ Status Snapshots::start_copier()
     MutexLock lock(dispatch_.mutex());
     if (copier_.joinable()) return {};
     copier_stops_ = false;
-    const SignalsBlocked signals;
-    try {
-        copier_ = std::thread([this] { run_copier(); });
-    } catch (const std::system_error &error) {
-        return no_thread(error.code().value(), "the copies of operations");
-    }
-    return {};
+    return start_thread(copier_, "stw-copier", "the copies of operations",
+                        [this] { run_copier(); });
 }
 
 void Snapshots::stop_copier()

@@ -22,6 +22,7 @@ Dispatcher::Dispatcher(const residency::Config &config, residency::CommandSink &
       core(*core_),
       loop(sink),
       log(log_options),
+      assertions_(assertion_log()),
       timeout_default_ns_(timeout_ns)
 {
 }

@@ -9,6 +9,7 @@
 #include "lib/residency/command_loop.h"
 #include "lib/runtime/dispatch/hook.h"
 #include "lib/runtime/handles/lock.h"
+#include "lib/support/assert.h"
 #include "lib/support/status.h"
 #include "lib/support/thread_annotations.h"
 
@@ -45,6 +46,7 @@ public:
     template <class Body> void act(Body &&body) STW_EXCLUDES(runtime_lock)
     {
         Deferred deferred;
+        set_assertion_log(assertions_);
         {
             MutexLock lock(mutex());
             body(core, loop.out);
@@ -149,6 +151,7 @@ private:
     void end_waits(residency::Instant interrupted, Commands &out) STW_REQUIRES(runtime_lock);
 
     mutable Mutex mutex_;
+    AssertionLog *const assertions_;  // of the thread that opened the runtime: the runtime's
     const uint64_t timeout_default_ns_;
     std::vector<DispatchHook *> hooks_;
     Deferred deferred_ STW_GUARDED_BY(runtime_lock);

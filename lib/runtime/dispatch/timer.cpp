@@ -4,8 +4,7 @@
 #include "lib/residency/core.h"
 #include "lib/runtime/dispatch/dispatcher.h"
 #include "lib/runtime/dispatch/waiter.h"
-#include "lib/support/limits.h"
-#include "lib/support/signals.h"
+#include "lib/support/thread.h"
 
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -14,7 +13,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <ctime>
-#include <system_error>
 
 namespace stepwell {
 namespace {
@@ -38,13 +36,7 @@ Status Dispatcher::start_timer()
 {
     timer_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (timer_fd_ < 0) return Status::os_error(STW_ERROR_LIMIT, errno, "no eventfd for the timer");
-    const SignalsBlocked signals;
-    try {
-        timer_ = std::thread([this] { run_timer(); });
-    } catch (const std::system_error &error) {
-        return no_thread(error.code().value(), "the timer");
-    }
-    return {};
+    return start_thread(timer_, "stw-timer", "the timer", [this] { run_timer(); });
 }
 
 void Dispatcher::stop_timer()

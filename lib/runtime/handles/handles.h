@@ -8,6 +8,7 @@
 #include "lib/runtime/handles/lock.h"
 #include "lib/runtime/handles/pool.h"
 #include "lib/runtime/handles/sharding.h"
+#include "lib/support/assert.h"
 #include "lib/support/thread_annotations.h"
 
 #include <stepwell/types.h>
@@ -68,6 +69,7 @@ struct stw_runtime {
     std::atomic<uint64_t> fork_epoch{0};
     stepwell::Runtime *body = nullptr;    // null once closed
     std::atomic<uint32_t> interrupts{0};  // calls of stw_runtime_interrupt() under way
+    mutable stepwell::AssertionLog assertions;
     // After a deferred close: releases under way. The last one destroys the runtime.
     stepwell::Mutex deferred_mutex;
     uint32_t deferred_releases STW_GUARDED_BY(deferred_mutex) = 0;

@@ -8,14 +8,11 @@
 #include "lib/runtime/dispatch/dispatcher.h"
 #include "lib/runtime/handles/views.h"
 #include "lib/support/fault_handler.h"
-#include "lib/support/limits.h"
-#include "lib/support/signals.h"
+#include "lib/support/thread.h"
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 namespace stepwell {
@@ -50,12 +47,9 @@ Status Touches::open()
 
 Status Touches::start_thread()
 {
-    const SignalsBlocked signals;
-    try {
-        threads_.emplace_back([this] { run(); });
-    } catch (const std::system_error &error) {
-        return no_thread(error.code().value(), "faults");
-    }
+    std::thread thread;
+    STW_TRY(stepwell::start_thread(thread, "stw-touches", "faults", [this] { run(); }));
+    threads_.push_back(std::move(thread));
     ++idle_;
     return {};
 }

@@ -46,7 +46,9 @@ Status Runtime::drain(uint64_t timeout_ns)
     return errors.first_locked();
 }
 
-// First what may still use memory (kernels, I/O), then threads, then the memory itself.
+// First what may still use memory (kernels, I/O), then threads, then the memory itself. After a
+// TIMEOUT or INTERRUPTED it may be called again; of other errors the first one is for the caller,
+// and all is closed.
 Status Runtime::close_tiers(uint64_t timeout_ns)
 {
     ranks.collectives.close_ranks();
@@ -57,10 +59,12 @@ Status Runtime::close_tiers(uint64_t timeout_ns)
     planning.plans.planner.stop();
     dispatch.stop_timer();
     durable.opening.close_durable(timeout_ns);
-    if (machine.engine) STW_TRY(machine.engine->close(timeout_ns));
+    Status error;
+    if (machine.engine) error = machine.engine->close(timeout_ns);
+    if (error.code() == STW_ERROR_TIMEOUT) return error;
     leave_ranks();
     calls.operations.stop_callbacks();
-    return {};
+    return error;
 }
 
 Status Runtime::close(uint64_t timeout_ns, bool deferred)
@@ -101,7 +105,9 @@ Status Runtime::close(uint64_t timeout_ns, bool deferred)
     Status error = drain(timeout_ns);
     if (error.code() == STW_ERROR_TIMEOUT || error.code() == STW_ERROR_INTERRUPTED) return error;
     STW_TRY(victims.end_policy(timeout_ns));
-    STW_TRY(close_tiers(dispatch.timeout(timeout_ns)));
+    Status closed = close_tiers(dispatch.timeout(timeout_ns));
+    if (closed.code() == STW_ERROR_TIMEOUT || closed.code() == STW_ERROR_INTERRUPTED) return closed;
+    if (error.ok()) error = std::move(closed);
     if (log_relay_) log_relay_->stop();
     MutexLock lock(dispatch.mutex());  // no other thread is left
     for (stw_tensor *tensor = handles.clear(); tensor;) {

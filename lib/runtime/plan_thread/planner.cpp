@@ -3,8 +3,7 @@
 #include "lib/runtime/plan_thread/planner.h"
 
 #include "lib/runtime/plan_thread/work.h"
-#include "lib/support/limits.h"
-#include "lib/support/signals.h"
+#include "lib/support/thread.h"
 
 #include <sys/resource.h>
 #include <unistd.h>
@@ -30,9 +29,9 @@ uint64_t thread_ns()
 void Planner::stop()
 {
     stop_ = true;
-    if (!std::exchange(started_, false)) return;
+    if (!thread_.joinable()) return;
     wake_.release();
-    pthread_join(thread_, nullptr);
+    thread_.join();
 }
 
 Planner::~Planner()
@@ -44,17 +43,8 @@ Planner::~Planner()
 
 Status Planner::ask(std::unique_ptr<PlanWork> work)
 {
-    if (!started_) {
-        const SignalsBlocked signals;
-        const auto main = [](void *planner) -> void * {
-            static_cast<Planner *>(planner)->run();
-            return nullptr;
-        };
-        const int error = pthread_create(&thread_, nullptr, main, this);
-        if (error != 0) return no_thread(error, "plans");
-        pthread_setname_np(thread_, "stw-planner");
-        started_ = true;
-    }
+    if (!thread_.joinable())
+        STW_TRY(start_thread(thread_, "stw-planner", "plans", [this] { run(); }));
     delete question_.exchange(work.release(), std::memory_order_acq_rel);
     wake_.release();
     return {};

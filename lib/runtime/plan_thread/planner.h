@@ -5,12 +5,11 @@
 
 #include "lib/support/status.h"
 
-#include <pthread.h>
-
 #include <atomic>
 #include <functional>
 #include <memory>
 #include <semaphore>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -44,8 +43,7 @@ private:
     std::atomic<PlanWork *> answer_{nullptr};
     std::counting_semaphore<> wake_{0};  // a stop can follow a question before its wake-up
     std::atomic<uint64_t> cpu_ns_{0};
-    bool started_ = false;
-    pthread_t thread_{};
+    std::thread thread_;  // from the first question on
 };
 
 }  // namespace stepwell

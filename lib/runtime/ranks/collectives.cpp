@@ -10,13 +10,11 @@
 #include "lib/runtime/ranks/memory.h"
 #include "lib/runtime/recording/grounds.h"
 #include "lib/support/assert.h"
-#include "lib/support/limits.h"
-#include "lib/support/signals.h"
+#include "lib/support/thread.h"
 
 #include <algorithm>
 #include <cstring>
 #include <new>
-#include <system_error>
 
 namespace stepwell {
 namespace {
@@ -53,18 +51,13 @@ Status Collectives::open_ranks()
     }
     STW_TRY(group_memory_.open_group_memory());
     if (works_here()) return {};
-    const SignalsBlocked signals;
-    try {
-        machine_.ranks->thread = std::thread([this] {
+    return start_thread(
+        machine_.ranks->thread, "stw-collectives", "the collectives of the group", [this] {
             MutexLock lock(dispatch_.mutex());
             while (!machine_.ranks->queue.stops) {
                 if (!work_one()) machine_.ranks->wakes.wait(dispatch_.mutex());
             }
         });
-    } catch (const std::system_error &error) {
-        return no_thread(error.code().value(), "the collectives of the group");
-    }
-    return {};
 }
 
 // The queue was drained, or never ends: then the group is given up.

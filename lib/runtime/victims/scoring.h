@@ -9,7 +9,7 @@
 #include <stepwell/victim.h>
 
 #include <array>
-#include <pthread.h>
+#include <thread>
 
 namespace stepwell {
 
@@ -38,7 +38,7 @@ struct Scoring {
     bool stopping = false;
     bool started = false;
     bool told_nan = false;  // the warning was logged for this policy
-    pthread_t thread{};
+    std::thread thread;
     Condition wake;
     residency::Instant not_before = 0;
     std::array<uint64_t, residency::kPlacesMax> evictions{};  // at the last scoring

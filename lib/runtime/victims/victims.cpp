@@ -9,8 +9,7 @@
 #include "lib/runtime/recording/grounds.h"
 #include "lib/runtime/recording/recorder.h"
 #include "lib/runtime/victims/scoring.h"
-#include "lib/support/limits.h"
-#include "lib/support/signals.h"
+#include "lib/support/thread.h"
 
 #include <algorithm>
 #include <bit>
@@ -64,7 +63,7 @@ Status ProgramVictims::check_policy_room() const
 // Blocks until no call is under way. An interrupt does not end the wait of a close.
 Status ProgramVictims::await_policy(uint64_t timeout_ns, bool closes)
 {
-    if (scoring->started && pthread_equal(scoring->thread, pthread_self())) {
+    if (scoring->thread.get_id() == std::this_thread::get_id()) {
         return Status::error(STW_ERROR_BUSY,
                              "a victim policy can neither replace itself nor close its runtime: "
                              "the call would wait for itself");
@@ -106,14 +105,8 @@ Status ProgramVictims::set_victim_policy(const stw_victim_policy *policy, uint64
 
 Status ProgramVictims::start_policy_thread()
 {
-    const SignalsBlocked signals;
-    const auto main = [](void *self) -> void * {
-        static_cast<ProgramVictims *>(self)->run_policy();
-        return nullptr;
-    };
-    const int error = pthread_create(&scoring->thread, nullptr, main, this);
-    if (error != 0) return no_thread(error, "the victim policy");
-    pthread_setname_np(scoring->thread, "stw-policy");
+    STW_TRY(start_thread(scoring->thread, "stw-policy", "the victim policy",
+                         [this] { run_policy(); }));
     scoring->started = true;
     return {};
 }
@@ -121,7 +114,7 @@ Status ProgramVictims::start_policy_thread()
 // Before a close: the program is not called afterwards.
 Status ProgramVictims::end_policy(uint64_t timeout_ns)
 {
-    pthread_t thread{};
+    std::thread thread;
     {
         MutexLock lock(dispatch_.mutex());
         if (!scoring || !scoring->started) return {};
@@ -134,9 +127,9 @@ Status ProgramVictims::end_policy(uint64_t timeout_ns)
         }
         scoring->wake.notify_all();
         if (!status.ok()) return status;
-        thread = scoring->thread;
+        thread = std::move(scoring->thread);
     }
-    pthread_join(thread, nullptr);
+    thread.join();
     MutexLock lock(dispatch_.mutex());
     scoring->started = false;
     return {};

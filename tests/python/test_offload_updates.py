@@ -84,7 +84,8 @@ class InBackward(unittest.TestCase):
             torch.manual_seed(step)
             value = loss(run.model)
             value.backward()
-            early.append(sum(record.spent for record in stepwell.torch.offloaded(run.model).records)
+            early.append(sum(record.held.name == "SPENT"
+                             for record in stepwell.torch.offloaded(run.model).records)
                          if blocks else 0)
             run.optimizer.step()
             schedule.step()
@@ -162,7 +163,7 @@ class InBackward(unittest.TestCase):
         self.addCleanup(made.close)
         for step in range(2):
             model(torch.ones(1, 32)).sum().backward()
-            self.assertEqual([record.spent for record in made.records], [step == 1] * 4)
+            self.assertEqual([record.held.name == "SPENT" for record in made.records], [step == 1] * 4)
             made.optimizer.step()
             made.optimizer.zero_grad()
 

@@ -25,6 +25,7 @@ from .._library import unchecked
 from .._runtime import Runtime
 from .._tensor import Tensor
 from ..errors import BudgetError, error_of
+from ._held import Event, Held
 from ._place import Place
 from ._records import Record, flat, own_grad, set_own_grad, settle
 
@@ -139,13 +140,13 @@ class Arrived:
         found, grads, requests = [], [], []
         for record in records:
             grad = _alone(record.parameter)
-            if grad is None or record.has_gradient:
+            if grad is None or record.held:
                 if record.offload.gradients.kept_by_program(record):
                     continue
                 grad = _get_grad(record.parameter)
                 if grad is None:  # dropped, or computed twice in the pass
                     continue
-                if grad.layout is not _strided or record.has_gradient and self._place.is_host:
+                if grad.layout is not _strided or record.held and self._place.is_host:
                     _set_grad(record.parameter, None)
                     record.add_gradient(grad)
                     continue
@@ -162,7 +163,7 @@ class Arrived:
             _set_grad(record.parameter, None)
             if not copied:  # the tensors have no memory yet, or a view is open
                 record.add_gradient(grad)
-            record.has_gradient = True
+            record.become(Event.ADDED)
 
     def _take_there(self, records: List[Record], grads: List[torch.Tensor]) -> None:
         """The same on the current stream of a device, where they may be added to others."""
@@ -170,10 +171,10 @@ class Arrived:
         for record, grad in zip(records, grads):
             record.note_sum()
             # To what may have left, it is added where that is.
-            access = (Access.WRITE if not record.has_gradient else
+            access = (Access.WRITE if not record.held else
                       Access.READ_WRITE if record.keeps or record.stays else Access.REDUCE)
             groups.setdefault(access, []).append((record, grad))
-            if record.has_gradient and record.scale != 1.0:
+            if record.held and record.scale != 1.0:
                 settle(record)
             _set_grad(record.parameter, None)  # before it is added: an interrupt drops it
         for access, pairs in groups.items():
@@ -192,7 +193,7 @@ class Arrived:
             self._copy_there(access, pairs[len(pairs) // 2:])
             return
         for record, _ in pairs:
-            record.has_gradient = True
+            record.become(Event.ADDED)
         put: Any = (torch._foreach_add_ if access is Access.READ_WRITE  # type: ignore[attr-defined]
                     else torch._foreach_copy_)  # type: ignore[attr-defined]
         with views, torch.no_grad():
@@ -254,8 +255,8 @@ class Gradients:
         if offload.in_backward is not None:
             offload.in_backward.coming(record)
         whole = parameter is record.parameter  # else it stands for a part of a parameter
-        small = (record.collected and not record.spent
-                 and not (record.has_gradient and offload.place.is_host))
+        small = (record.collected and record.held is not Held.SPENT
+                 and not (record.held and offload.place.is_host))
         if whole and offload.plain_gradients:
             record.check_gradient(own_grad(parameter))
         elif whole and record.given:
@@ -299,7 +300,7 @@ class Gradients:
 
     def kept_by_program(self, record: Record) -> bool:
         """Leave a gradient that autograd has made to a program that refers to it."""
-        if (record.has_gradient or record.spent or record.large or record.offload.ranks is not None
+        if (record.held or record.large or record.offload.ranks is not None
                 or record.offload.in_backward is not None or not _program_has(record.parameter)):
             return False
         record.given = True

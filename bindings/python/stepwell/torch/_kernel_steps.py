@@ -14,6 +14,7 @@ from .._enums import Allow, Partition, Retain, Tier
 from .._optimizer import Hyper
 from .._optimizer import Optimizer as Kernel
 from .._tensor import Policy, TensorSpec
+from ._held import Event
 from ._kinds import Kind, kind_of, torch_order, writes_gradients
 from ._lazy import Lazy
 from ._records import Record, own_grad, write
@@ -230,9 +231,8 @@ class KernelSteps(Steps):
                            if type(value) is Lazy])
         for _, record in due:
             record.changes += 1
-            record.spent = record.has_gradient and (
-                not self.offload.keep_gradients or record in written)
-            if record.spent:
+            if record.held and (not self.offload.keep_gradients or record in written):
+                record.become(Event.CONSUMED)
                 record.scale = 1.0
             if self._shown_none.pop(record, 0) is None:
                 self._show(record)

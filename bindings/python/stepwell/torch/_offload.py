@@ -30,6 +30,7 @@ from ._casts import Casts
 from ._commits import Commits
 from ._division import DEVICE_UNIT, SHARE, choose_staying, cut, stays
 from ._gradients import Gradients
+from ._held import Event, Held
 from ._in_backward import InBackward, runs_backward
 from ._lazy import Lazy, Window, memory_of
 from ._making import (
@@ -199,7 +200,8 @@ class Offload:
             self.remember(record)
             if isinstance(grad, Lazy) and grad._source.is_gone():
                 set_own_grad(record.parameter, None)
-                record.has_gradient = record.spent = True
+                record.become(Event.ADDED)
+                record.become(Event.CONSUMED)
             elif grad is not None:
                 set_own_grad(record.parameter, None)
                 try:
@@ -213,7 +215,7 @@ class Offload:
         """From now on gradients are in plain memory, as there is room for them in the budget."""
         self.plain_gradients = True
         for record in self.records:
-            if record.has_gradient and not record.spent:
+            if record.held is Held.SUM:
                 grad = record.gradient_copy()
                 record.drop_gradient()
                 set_own_grad(record.parameter, grad)
@@ -338,7 +340,7 @@ class Offload:
             self.backward.failed = False
             for record in self.records:
                 if record.lacks_gradient():  # the exception came before the first of it was added
-                    record.has_gradient = False
+                    record.become(Event.DROPPED)
         self.copied.mark()
         self.renew_lent()
 
@@ -500,8 +502,8 @@ class Offload:
             self.let_go(self.model)
         outlived = {}  # these take room: last
         for record in self.records:
-            gradient = (own_grad(record.parameter) if not record.has_gradient
-                        else record.grad_source().end() if record.spent
+            gradient = (own_grad(record.parameter) if record.held is Held.NONE
+                        else record.grad_source().end() if record.held is Held.SPENT
                         else record.last_gradient())
             data = record.copy()
             if record.is_outlived():

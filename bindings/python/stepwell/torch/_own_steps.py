@@ -10,6 +10,7 @@ import torch
 
 from .._tensor import TensorSpec
 from ..errors import BudgetError
+from ._held import Event, Held
 from ._lazy import Lazy, Window, alone
 from ._records import DTYPES, TRAINED, Record, memory_order, write
 from ._states import ParameterState, States, StateSource, parts
@@ -82,10 +83,10 @@ class OwnSteps(Steps):
         if self.offload.keep_gradients:
             return
         for record in records:
-            if record.has_gradient and not record.spent:
+            if record.held is Held.SUM:
                 if not record.keeps:
                     record.discard_gradient()
-                record.spent = True
+                record.become(Event.CONSUMED)
 
     def update_early(self, due: List[Tuple[int, Record]]) -> List[Record]:
         left = []

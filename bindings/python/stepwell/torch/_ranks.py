@@ -12,6 +12,7 @@ import contextlib
 from typing import TYPE_CHECKING, Container, Dict, Iterator, List
 
 from ..errors import EmptyError
+from ._held import Event
 from ._records import Record
 
 if TYPE_CHECKING:
@@ -59,13 +60,13 @@ class Ranks:
         if not self._partial and not self._begun:
             return
         for record in self._sum():
-            record.has_gradient = True
+            record.become(Event.ADDED)
             if record in may_be_empty:
                 continue
             try:  # gathered, since ranks without a part of it would not know otherwise
                 record.offload.runtime.fetch(record.make_gradient()).release()
             except EmptyError:
-                record.has_gradient = record.spent = False
+                record.become(Event.DROPPED)
 
     def _sum(self) -> List[Record]:
         due = [record for record in self._offload.records

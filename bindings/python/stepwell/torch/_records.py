@@ -26,6 +26,7 @@ from .._enums import Access, State
 from .._library import lib
 from .._tensor import Tensor, TensorSpec
 from ..errors import BudgetError, BusyError, EmptyError, Error, check
+from ._held import Event, Held, after
 from ._lazy import Lazy, Source
 from ._place import KINDS, Place
 from ._private import not_compiled
@@ -177,8 +178,8 @@ class Record:
     """One parameter of the model, with any number of names and modules."""
 
     __slots__ = ("offload", "name", "parameter", "tensor", "alias", "size", "stride", "dtype",
-                 "address", "pins", "changes", "seen", "gradient", "has_gradient", "spent",
-                 "source", "given", "addressed", "scale",
+                 "address", "pins", "changes", "seen", "gradient", "held", "source",
+                 "given", "addressed", "scale",
                  "unit", "hooked", "group", "touches", "touched", "done", "frozen", "large",
                  "tiles", "elements", "collected", "keeps", "memory_at", "views", "outside",
                  "escaped", "stays", "_guard")
@@ -194,8 +195,7 @@ class Record:
         self.pins = 0           # of units and accesses; without those of autograd's nodes
         self.changes = 0        # number of updates and writes, compared by saved tensors
         self.gradient: Optional[Tensor] = None
-        self.has_gradient = False
-        self.spent = False      # an update consumed the gradient, which was not dropped since
+        self.held = Held.NONE   # of that: changed by become()
         self.scale = 1.0        # a factor of the gradient that waits for the update: _scaling.py
         self.source: "Optional[weakref.ref[GradSource]]" = None  # of the objects of its gradient
         self.addressed = False  # the program may have its address, which nothing counts
@@ -347,6 +347,9 @@ class Record:
 
     # -- gradients --------------------------------------------------------------------------------
 
+    def become(self, event: Event) -> None:
+        self.held = after(self.held, event)
+
     def hook(self) -> None:
         if self.hooked is None:
             self.thaw()
@@ -392,17 +395,18 @@ class Record:
 
     def add_gradient(self, grad: torch.Tensor) -> None:
         self.check_gradient(grad)
-        if self.spent:  # a sum with values that are gone, which every use refuses
+        if self.held is Held.SPENT:
             return
         gradient = self.make_gradient()
         if self.scale != 1.0:
             settle(self)
         if self.large:
             self.offload.copied.end(gradient)
-        if self.keeps and not self.has_gradient:
+        if self.keeps and not self.held:
             self.discard_gradient()  # from an earlier step
         self.note_sum()
-        first, self.has_gradient = not self.has_gradient, True  # before it: an interrupt drops it
+        first = not self.held
+        self.become(Event.ADDED)  # before it is: an interrupt drops it
         if grad.numel():
             ranks, gradients = self.offload.ranks, self.offload.gradients
             grad = flat(grad, self.stride)
@@ -419,7 +423,7 @@ class Record:
     def note_sum(self) -> None:
         """A gradient is added to the one that there is, which torch does in its memory."""
         source = self.source() if self.source is not None else None
-        if self.has_gradient and source is not None:
+        if self.held and source is not None:
             torch.autograd.graph.increment_version(source.lazy())
 
     def grad_source(self) -> "GradSource":
@@ -434,19 +438,19 @@ class Record:
         if self.gradient in self.offload.shown:
             self.offload.check_shown("a gradient is dropped")
         self.source = None
-        if source is not None and self.has_gradient:
+        if source is not None and self.held:
             source.leave()
         self.given = False
         if self.large and self.gradient is not None:
             self.offload.copied.forget(self.gradient)
-        if self.has_gradient and not self.spent and self.gradient is not None:
+        if self.held is Held.SUM and self.gradient is not None:
             if self.offload.window is not None:
                 self.offload.window.forget(self.gradient)
             if not self.keeps:
                 self.discard_gradient()
         if self.offload.ranks is not None:
             self.offload.ranks.drop(self)
-        self.has_gradient = self.spent = False
+        self.become(Event.DROPPED)
         self.scale = 1.0
 
     def discard_gradient(self) -> None:
@@ -468,7 +472,7 @@ class Record:
 
     def lacks_gradient(self) -> bool:
         """Whether it has a gradient without contents. Waits for one that is being added."""
-        if (not self.has_gradient or self.spent or self.gradient is None
+        if (self.held is not Held.SUM or self.gradient is None
                 or self.gradient.info().state is not State.EMPTY):
             return False
         self.offload.runtime.drain()
@@ -560,11 +564,11 @@ class Offloaded(torch.nn.Parameter):
         record = self._stepwell
         if record.offload.ranks is not None:
             record.offload.ranks.settle()
-        if own is not None and record.has_gradient and not record.given:
+        if own is not None and record.held and not record.given:
             del own
             record.offload.gradients.small.copy()  # a part of the sum, of a later micro-batch
             own = own_grad(self)
-        if own is not None or not record.has_gradient:
+        if own is not None or not record.held:
             return own
         return record.grad_source().lazy()
 
@@ -790,7 +794,7 @@ class GradSource(Source):
     def is_gone(self) -> bool:
         return self.plain is None and (
             self._state is _Gradient.GONE
-            or self._state is _Gradient.PRESENT and self.record.spent)
+            or self._state is _Gradient.PRESENT and self.record.held is Held.SPENT)
 
     def renew(self, values: torch.Tensor) -> None:
         record = self.record
@@ -802,7 +806,8 @@ class GradSource(Source):
         if record.large:
             record.offload.copied.forget(gradient)
         write(gradient, values, self.stride)
-        record.scale, record.spent = 1.0, False
+        record.scale = 1.0
+        record.become(Event.WRITTEN)
 
     def _check_use(self) -> None:
         early = self.record.offload.in_backward
@@ -822,9 +827,9 @@ class GradSource(Source):
             return self.fetch(self._moved, write).as_strided(self.size, self.stride, 0)
         if self._state is _Gradient.PRESENT:
             self._check_use()
-            if record.scale != 1.0 and not record.spent:
+            if record.scale != 1.0 and record.held is not Held.SPENT:
                 settle(record)
-        if self._state is _Gradient.GONE or record.spent or record.gradient is None:
+        if self._state is _Gradient.GONE or record.held is Held.SPENT or record.gradient is None:
             raise RuntimeError(
                 f"{self.label()} was "
                 f"{CONSUMED}: use it before optimizer.step(), or offload with keep_gradients=True")
@@ -847,7 +852,7 @@ class GradSource(Source):
     def leave(self) -> None:
         """The gradient is dropped: keep its values for the program."""
         record = self.record
-        if record.spent or record.gradient is None:
+        if record.held is Held.SPENT or record.gradient is None:
             self._state = _Gradient.GONE
             return
         offload = record.offload
@@ -889,7 +894,8 @@ class GradSource(Source):
         if self.plain is None and self._state is _Gradient.MOVED:
             assert self._moved is not None
             self.plain = read(self.offload.place, self._moved, self.size, self.stride, self.dtype)
-        elif self.plain is None and self._state is _Gradient.PRESENT and not self.record.spent:
+        elif (self.plain is None and self._state is _Gradient.PRESENT
+              and self.record.held is not Held.SPENT):
             self.plain = own_grad(self.record.parameter)
 
     def __del__(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any, List, Optional, Tuple
 
 import torch
 
+from ._held import Held
 from ._kernel_steps import KernelSteps
 from ._lazy import Lazy, handlers, run_one
 from ._records import GradSource, Record, settle
@@ -40,7 +41,7 @@ def _waiting(lazy: Any) -> Optional[Record]:
     if type(source) is not GradSource or not source.is_present():
         return None
     record, offload = source.record, source.offload
-    usable = (record.has_gradient and not record.spent and record.group >= 0 and record.elements
+    usable = (record.held is Held.SUM and record.group >= 0 and record.elements
               and record.dtype is torch.float32 and not record.large and offload.ranks is None
               and offload.in_backward is None and offload.window is None
               and record.gradient not in offload.shown and lazy.dtype is torch.float32

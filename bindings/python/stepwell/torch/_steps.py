@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Optional,
 
 import torch
 
+from ._held import Held
 from ._lazy import Lazy
 from ._place import Place
 from ._records import CONSUMED, Record, own_grad, set_own_grad
@@ -83,13 +84,13 @@ class Steps:
         """Those that have a gradient, without those that were updated in backward."""
         taken = self.offload.in_backward
         for _, record in every:
-            if record.spent and (taken is None or not taken.has_taken(record)):
+            if record.held is Held.SPENT and (taken is None or not taken.has_taken(record)):
                 raise RuntimeError(
                     f"step() needs the gradient of {record.label()}, which was {CONSUMED}: call "
                     "zero_grad() before the next backward pass, or offload with "
                     "keep_gradients=True")
         return [(group, record) for group, record in every
-                if record.has_gradient and not record.spent or record.has_own_gradient()]
+                if record.held is Held.SUM or record.has_own_gradient()]
 
     def may_be_empty(self, every: List[Tuple[int, Record]]) -> Set[Record]:
         """Parameters that a step skips if their gradient is empty."""

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from .._enums import Access, State
 from .._tensor import Tensor
 from ..errors import BudgetError
+from ._held import Event, Held
 from ._lazy import READ, READ_WRITE
 from ._private import not_compiled, pop
 from ._place import Place
@@ -90,12 +91,12 @@ class Tile(Record):
         self.offload.copied.end(tensor)
         # Rows without contributions are zero: the tensor reads as zeros at first, unless it was
         # made before the tiles were.
-        if not whole.has_gradient and tensor.info().state is State.EMPTY:
+        if not whole.held and tensor.info().state is State.EMPTY:
             tensor.fill(0.0)
         rows = self.offload.place.tensor_of(
             self.offload.room_for(self.request(tensor, READ_WRITE)))
         rows.view(self.size).add_(grad.detach())
-        whole.has_gradient = True
+        whole.become(Event.ADDED)
 
 
 # -- making ---------------------------------------------------------------------------------------
@@ -375,7 +376,7 @@ class Copies:
         """An operation on a gradient, tile by tile; None if it needs the whole gradient."""
         rest = [*args[1:], *kwargs.values()]
         writes = func._schema.name.endswith("_") and torch.Tag.pointwise in func.tags
-        if (not record.has_gradient or record.spent or record.gradient is None
+        if (record.held is not Held.SUM or record.gradient is None
                 or any(isinstance(each, (tuple, list)) for each in rest)
                 or any(isinstance(each, torch.Tensor) and each.dim() for each in rest)
                 or not (writes or func is _norm and len(rest) < 2 and rest != [0])):

@@ -294,6 +294,47 @@ class Parts(Case):
             self.same(program, BUDGETS[:2])
         torch.compiler.reset()
 
+    def test_gradients_are_dropped_between_the_passes_of_a_compiled_model(self):
+        def program(into_tiers):
+            model = nn.Sequential(*(each for _ in range(5) for each in
+                                    (nn.Linear(192, 192), nn.ReLU())))
+            optimizer = torch.optim.AdamW(model.parameters(), .1)
+            into_tiers(model, optimizer)
+            torch.compiler.reset()
+            compiled, found = torch.compile(model, backend="eager"), []
+            for _ in range(3):
+                loss = compiled(torch.ones(2, 192)).square().mean()
+                optimizer.zero_grad()  # the compiler looks at .grad of what it sees before
+                loss.backward()
+                optimizer.step()
+                found.append(loss)
+            return [*found, *model.parameters()]
+        self.same(program, BUDGETS[:3])
+        torch.compiler.reset()
+
+    def test_what_is_in_tiers_meets_a_parameter_in_one_operation(self):
+        def program(into_tiers):
+            model = layers()
+            optimizer = torch.optim.SGD(model.parameters(), .1, momentum=.9)
+            into_tiers(model, optimizer)
+            found = []
+            for seed in range(3):
+                model(torch.ones(2, WIDTH)).square().mean().backward()
+                entries = model.state_dict()
+                with torch.no_grad():
+                    for name, p in model.named_parameters():
+                        p.grad.add_(p, alpha=.1)
+                        found += [p.grad.add(p), torch.where(p.grad * p > 0, p.grad, p),
+                                  torch.linalg.vector_norm(torch.stack([p.grad, p])),
+                                  entries[name].mul(p)]
+                        torch._foreach_add_([p.grad], [p], alpha=.1)
+                        if seed:
+                            optimizer.state[p]["momentum_buffer"].add_(p, alpha=.1)
+                optimizer.step()
+                optimizer.zero_grad()
+            return [*found, *model.parameters()]
+        self.same(program, BUDGETS)
+
     def test_parts_of_a_transformer_take_the_paths_of_plain_torch(self):
         x = torch.randn(3, 9, 96)
 

@@ -14,7 +14,7 @@ from typing import Any, Dict
 import torch
 from torch.utils import _pytree
 
-from ._lazy import PLAINLY
+from ._lazy import PLAINLY, absent
 from ._records import Record
 
 _task = torch._C._current_graph_task_id
@@ -97,6 +97,8 @@ class Entry(torch.Tensor):
             args = [each.plain() if isinstance(each, Entry) else each for each in args]
             kwargs = {name: each.plain() if isinstance(each, Entry) else each
                       for name, each in kwargs.items()}
+        if absent[0] in types:
+            return absent[0].__torch_function__(func, types, args, kwargs)
         with _Off():
             return func(*args, **kwargs)
 

@@ -41,6 +41,7 @@ PLAINLY = {
 _Off = torch._C.DisableTorchFunctionSubclass
 
 collectives: List[Any] = []  # what _collectives.py has for operations of torch.distributed
+absent: List[Any] = []  # the class of unpinned parameters, whose function fetches them
 handlers: Dict[Any, Any] = {}  # operations that another file has a function for
 
 
@@ -149,6 +150,8 @@ class Lazy(torch.Tensor):
             args = [each.in_memory() if type(each) is Lazy else each for each in args]
             kwargs = {name: each.in_memory() if type(each) is Lazy else each
                       for name, each in kwargs.items()}
+        if absent[0] in types:
+            return absent[0].__torch_function__(func, types, args, kwargs)
         try:
             with _Off():
                 return _called(func, args, kwargs)

@@ -12,11 +12,13 @@ _frames = torch._C._dynamo.eval_frame  # type: ignore[attr-defined]
 pop = _autograd._pop_saved_tensors_default_hooks
 
 
-def not_compiled(function: Any) -> None:
-    """Exclude a function from torch.compile; functions that it calls are traced again."""
+def not_compiled(function: Any, callees: bool = False) -> None:
+    """Exclude a function from torch.compile; functions that it calls are traced again, or not:
+    callees."""
     function._torchdynamo_disable = True
+    actions = _frames._FrameAction
     _frames.set_code_exec_strategy(function.__code__, _frames._FrameExecStrategy(
-        _frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT))
+        actions.SKIP, actions.SKIP if callees else actions.DEFAULT))
 
 
 def ends_graph(function: Any) -> Any:

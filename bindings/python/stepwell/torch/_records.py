@@ -27,7 +27,7 @@ from .._library import lib
 from .._tensor import Tensor, TensorSpec
 from ..errors import BudgetError, BusyError, EmptyError, Error, check
 from ._held import Event, Held, after
-from ._lazy import Lazy, Source
+from ._lazy import Lazy, Source, absent
 from ._place import KINDS, Place
 from ._private import not_compiled
 
@@ -739,6 +739,7 @@ class Absent(Offloaded):
 
 
 not_compiled(Absent.__torch_function__.__func__)
+absent.append(Absent)
 
 
 def find_absent(values: Any, found: List[Record]) -> None:

@@ -326,7 +326,7 @@ class Hooks:
             return packed.fetch()  # type: ignore[no-any-return]
 
         self._pack, self._unpack = pack, unpack
-        not_compiled(pack)
+        not_compiled(pack, callees=True)
         pack._stepwell = self  # type: ignore[attr-defined]
 
     def push(self) -> bool:
@@ -393,7 +393,7 @@ def _is_foreign(pack: Pack) -> bool:
 
 
 for _function in (Saved.__init__, SavedCast.__init__, _cast):
-    not_compiled(_function)
+    not_compiled(_function, callees=True)
 
 
 def _modified(tensor: torch.Tensor, version: int) -> RuntimeError:

@@ -66,6 +66,15 @@ static void *ask_to_write(void *argument)
     return NULL;
 }
 
+static void *ask_with_room(void *argument)
+{
+    work *mine = argument;
+    const stw_fetch_request request = request_of(mine->tensor, STW_READ);
+    const stw_fetch_options options = {.struct_size = sizeof options, .flags = STW_FETCH_WAIT_ROOM};
+    mine->status = stw_fetch_async(mine->runtime, &options, &request, 1, &mine->operation);
+    return NULL;
+}
+
 static void *touch(void *argument)
 {
     work *mine = argument;
@@ -146,6 +155,28 @@ TEST(a_write_beside_an_own_view_goes_before_a_commit_that_waits_for_its_end)
     join(&fills);
     join(&commits);
     assert_float(touched_read(address + 5), 5.0F);
+    machine_close(runtime);
+}
+
+/* What waits has no use for the room of the touched tensor: the view keeps that. */
+TEST(a_write_beside_an_own_view_goes_before_what_waits_for_room)
+{
+    const machine small = machine_touched();
+    stw_runtime *runtime = machine_open_as(small);
+    work other = {.runtime = runtime,
+                  .tensor = tensor_f32(runtime, "wide", (small.device_blocks - 1) * BLOCK / 4)};
+    stw_tensor *mine = tensor_of(runtime, "x", 1.0F);
+    volatile float *const address = touched_address(mine);
+    ok(stw_tensor_fill(other.tensor, 2.0, NULL));
+    stw_view view = view_get(runtime, mine, STW_READ);
+    begin(&other, ask_with_room);
+    join(&other);
+    for (int i = 0; i < ELEMENTS; i += 4096) address[i] = 2.0F;
+    assert_float(((const volatile float *)view.pointer)[4096], 2.0F);
+    assert_int_equal(stw_operation_poll(other.operation), STW_PENDING);
+    view_put(&view);
+    ok(stw_operation_wait(other.operation, 60 * SECOND_NS));
+    ok(stw_operation_free(other.operation));
     machine_close(runtime);
 }
 

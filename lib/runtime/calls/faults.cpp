@@ -236,13 +236,38 @@ Status Faults::fetch_or_fill(const RequestedRange &range, uint32_t owner)
 void Faults::give_way()
 {
     if (!machine_.touches) return;
-    if (machine_.touches->any()) {
-        std::vector<stw_view> views = machine_.touches->take();
-        const auto n = static_cast<uint32_t>(views.size());
-        (void)ends_.release(views.data(), n, STW_STREAM_SYNCED, {});
-        machine_.touches->released();
-    }
+    if (machine_.touches->any()) end_views(residency::kNever);
     machine_.touches->await_released();
+}
+
+void Faults::end_views(residency::Instant kept_until)
+{
+    std::vector<stw_view> views = machine_.touches->take(kept_until);
+    const auto n = static_cast<uint32_t>(views.size());
+    if (n > 0) (void)ends_.release(views.data(), n, STW_STREAM_SYNCED, {});
+    machine_.touches->released();
+}
+
+// A fetch that waits for room may go on waiting when they have ended, for other views: an access is
+// made again before its view ends for that, or it would fault for ever.
+void Faults::unlocked()
+{
+    if (!machine_.touches) return;
+    if (dispatch_.gives_way_now()) return dispatch_.give_way();
+    if (!dispatch_.has_stuck_fetch() || !machine_.touches->any()) return;
+    const residency::Instant oldest = machine_.touches->oldest();
+    const residency::Instant now = dispatch_.now();
+    if (oldest != residency::kNever && oldest + Touches::kLeastNs <= now)
+        end_views(now - Touches::kLeastNs);
+    MutexLock lock(dispatch_.mutex());
+    dispatch_.arm_timer(due());
+}
+
+residency::Instant Faults::due() const
+{
+    if (!machine_.touches || !dispatch_.has_stuck_fetch()) return residency::kNever;
+    const residency::Instant oldest = machine_.touches->oldest();
+    return oldest == residency::kNever ? oldest : oldest + Touches::kLeastNs;
 }
 
 }  // namespace stepwell

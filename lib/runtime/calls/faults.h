@@ -26,8 +26,11 @@ public:
     }
 
     void give_way() override;
+    void unlocked() override;
+    [[nodiscard]] residency::Instant due() const override STW_REQUIRES(runtime_lock);
 
 private:
+    void end_views(residency::Instant kept_until);
     bool show_block(residency::PlaceId place, residency::Slot slot, residency::PackId pack,
                     uint32_t index, bool writable) override STW_REQUIRES(runtime_lock);
     void hide_block(residency::PlaceId place, residency::Slot slot) override;

@@ -597,9 +597,4 @@ void Fetches::answered(Waiter &waiter)
         recorder_.note_fetch(waiter.plan);
 }
 
-void Fetches::unlocked()
-{
-    if (dispatch_.gives_way_now() || dispatch_.has_stuck_fetch()) dispatch_.give_way();
-}
-
 }  // namespace stepwell

@@ -57,7 +57,6 @@ public:
     // released.
 
     bool refused(residency::Refused &refused, Commands &out) override STW_REQUIRES(runtime_lock);
-    void unlocked() override;
     void answered(Waiter &waiter) override STW_REQUIRES(runtime_lock);
 
 private:

@@ -139,11 +139,11 @@ bool Touches::has(const stw_tensor *tensor, bool writes, bool shown,
                   std::vector<stw_view> *in_the_way)
 {
     MutexLock lock(mutex_);
-    const auto of_it = [&](const stw_view &view) { return view.tensor == tensor; };
+    const auto of_it = [&](const Kept &kept) { return kept.view.tensor == tensor; };
     const auto found = std::find_if(views_.begin(), views_.end(), of_it);
     if (found == views_.end()) return false;
-    if (shown && (!writes || found->access != STW_READ)) return true;
-    in_the_way->push_back(*found);
+    if (shown && (!writes || found->view.access != STW_READ)) return true;
+    in_the_way->push_back(found->view);
     views_.erase(found);
     return false;
 }
@@ -151,18 +151,29 @@ bool Touches::has(const stw_tensor *tensor, bool writes, bool shown,
 void Touches::keep(const stw_view &view)
 {
     MutexLock lock(mutex_);
-    views_.push_back(view);
+    views_.push_back({view, Dispatcher::now()});
     any_ = true;
     ++changes_;
 }
 
-std::vector<stw_view> Touches::take()
+std::vector<stw_view> Touches::take(residency::Instant kept_until)
 {
     MutexLock lock(mutex_);
     ++releasing_;
     ++releases;
-    any_ = false;
-    return std::exchange(views_, {});
+    std::vector<stw_view> taken;
+    const auto later = std::find_if(views_.begin(), views_.end(),
+                                    [&](const Kept &kept) { return kept.since > kept_until; });
+    for (auto at = views_.begin(); at != later; ++at) taken.push_back(at->view);
+    views_.erase(views_.begin(), later);
+    any_ = !views_.empty();
+    return taken;
+}
+
+residency::Instant Touches::oldest() const
+{
+    MutexLock lock(mutex_);
+    return views_.empty() ? residency::kNever : views_.front().since;
 }
 
 // It or another one in its block, by the program or by a copy that waits, and not by an access

@@ -60,6 +60,8 @@ public:
     // How often a call that finds views in its way looks again after those of touches have ended:
     // what then is there again and again is the program's, whatever other threads touch.
     static constexpr uint32_t kTries = 64;
+    // How long a view stays at least beside a fetch that waits for room.
+    static constexpr uint64_t kLeastNs = 500'000;
     // Serialises the faults of one tensor: a second one would wait for the view of the first.
     class Turn {
     public:
@@ -87,7 +89,10 @@ public:
     // runtime's lock.
     std::vector<residency::TensorId> copies_waiting;
     void keep(const stw_view &view);
-    std::vector<stw_view> take();  // The caller releases them, then calls released().
+    // Those kept since then or before. The caller releases them, then calls released().
+    std::vector<stw_view> take(residency::Instant kept_until);
+    // When the first of them was kept; kNever: there is none.
+    [[nodiscard]] residency::Instant oldest() const;
     void released();
     // Until those that other threads have taken are released.
     void await_released();
@@ -100,6 +105,10 @@ public:
 private:
     static constexpr size_t kThreadsMax = 256;
 
+    struct Kept {
+        stw_view view;
+        residency::Instant since;
+    };
     // The last faults of a thread, all with these registers.
     struct Repeated {
         pid_t thread = 0;
@@ -121,14 +130,14 @@ private:
     Dispatcher &dispatch_;
     FaultServer &server_;
     std::unique_ptr<FaultWatch> watch_;
-    Mutex mutex_;
+    mutable Mutex mutex_;
     // One for each concurrent fault, and one idle.
     std::vector<std::thread> threads_ STW_GUARDED_BY(mutex_);
     uint32_t idle_ STW_GUARDED_BY(mutex_) = 0;
     bool closing_ STW_GUARDED_BY(mutex_) = false;
     std::vector<const stw_tensor *> served_ STW_GUARDED_BY(mutex_);  // being served
     Condition over_;  // one of these has ended, or views are released
-    std::vector<stw_view> views_ STW_GUARDED_BY(mutex_);
+    std::vector<Kept> views_ STW_GUARDED_BY(mutex_);  // in the order in which they were kept
     std::vector<Repeated> repeated_ STW_GUARDED_BY(mutex_);  // of the last threads
     std::atomic<bool> any_{false};
     std::atomic<uint32_t> serving_{0};    // faults

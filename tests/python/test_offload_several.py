@@ -335,6 +335,46 @@ class Parts(Case):
             return [*found, *model.parameters()]
         self.same(program, BUDGETS)
 
+    def test_activations_may_be_larger_than_the_budget(self):
+        def program(into_tiers):
+            model = layers()
+            optimizer = torch.optim.SGD(model.parameters(), .1)
+            into_tiers(model, optimizer)
+            found = []
+            for _ in range(2):
+                loss = model(torch.ones(40 * 128, WIDTH)).square().mean()  # 40 blocks each
+                loss.backward(retain_graph=True)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                found.append(loss)
+            return [*found, *model.parameters()]
+        self.same(program, BUDGETS[3:])
+
+    def test_code_in_c_that_writes_what_it_has_saved(self):
+        class Recurrent(nn.Module):  # oneDNN's LSTM writes its workspace in backward
+            def __init__(self):
+                super().__init__()
+                self.lstm, self.conv = nn.LSTM(64, 96, batch_first=True), nn.Conv1d(96, 96, 3)
+
+            def forward(self, x):
+                return self.conv(self.lstm(x)[0].transpose(1, 2)).relu()
+
+        def program(into_tiers):
+            model = nn.Sequential(Recurrent(), nn.Flatten(), nn.Linear(96 * 14, 64))
+            optimizer = torch.optim.SGD(model.parameters(), .1)
+            into_tiers(model, optimizer)
+            found = []
+            for _ in range(3):
+                loss = model(torch.ones(4, 16, 64)).square().mean()
+                loss.backward(retain_graph=True)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                found.append(loss)
+            return [*found, *model.parameters()]
+        self.same(program, BUDGETS)
+
     def test_parts_of_a_transformer_take_the_paths_of_plain_torch(self):
         x = torch.randn(3, 9, 96)
 

@@ -36,6 +36,8 @@ REASONS = {
         "test_offload_clients.py": {
             "Models": "test_mixtral_has_the_losses_of_plain_torch",
             "Programs": "test_an_lstm_has_the_losses_of_plain_torch"},
+        "test_offload_several.py": {"Parts": """
+            test_code_in_c_that_writes_what_it_has_saved"""},
         "test_offload_resident.py": {"Resident": """
             test_errors_of_gradients_are_those_of_a_model_that_moves"""},
         "test_offload_updates.py": {"Numbers": "test_sparse_tensors_are_saved"},

@@ -18,6 +18,7 @@ If there is no room for another tensor, those that are not in use are destroyed.
 from __future__ import annotations
 
 import collections
+import contextlib
 import weakref
 from typing import TYPE_CHECKING, Any, Deque, Dict, List, Optional, Tuple
 
@@ -214,16 +215,21 @@ class Spill:
                     raise
 
     def brought(self, storage: _Storage) -> torch.Tensor:
-        """Its bytes: on the CPU pinned until the node drops them, on a device in memory of
-        PyTorch. Prefetches the next storages."""
+        """Its bytes: on the CPU pinned until the node drops them; on a device, or where the tiers
+        have no room for all of them at once, in memory of PyTorch. Prefetches the next storages."""
         runtime, place = self.offload.runtime, self.offload.place
+        flat = None
         if place.is_host:
-            flat = place.tensor_of(runtime.fetch(storage.tensors[0]))
-        else:
+            with contextlib.suppress(BudgetError):
+                flat = place.tensor_of(runtime.fetch(storage.tensors[0]))
+        if flat is None:
             flat = torch.empty(storage.bytes, dtype=torch.uint8, device=place.device)
-            for (begin, count), tensor in zip(self._parts(storage.bytes), storage.tensors):
-                view = self.offload.room_for(tensor, Access.READ)
-                flat[begin:begin + count].copy_(place.tensor_of(view))
+            if place.is_host:
+                storage.tensors[0].read(flat)
+            else:
+                for (begin, count), tensor in zip(self._parts(storage.bytes), storage.tensors):
+                    view = self.offload.room_for(tensor, Access.READ)
+                    flat[begin:begin + count].copy_(place.tensor_of(view))
             self._dead += storage.tensors
             storage.tensors, storage.memory, storage.version = [], flat, flat._version
             self.kept += storage.bytes

@@ -859,6 +859,20 @@ class Rooms(Case):
         model = mlp(layers=24)  # a block of gradients, and the only state is one more
         steps(model, self.begin(model, torch.optim.SGD, device_bytes=3 * BLOCK))
 
+    def test_too_little_for_a_parameter_with_its_states_is_refused_at_offload(self):
+        def wide():
+            return nn.Sequential(*(nn.Linear(192, 192) for _ in range(4)))
+        for make in (lambda p, lr: torch.optim.Adam(p, lr, amsgrad=True),
+                     lambda p, lr: torch.optim.RMSprop(p, lr, centered=True, momentum=.9)):
+            with self.assertRaisesRegex(
+                    stepwell.BudgetError, "'0.weight', its gradient and 3 states at once, 5 times 3 "
+                    f"blocks .* has 14: give device_bytes={15 * BLOCK} or more"):
+                self.begin(wide(), make, device_bytes=14 * BLOCK)
+            model = wide()
+            optimizer = self.begin(model, make, device_bytes=15 * BLOCK)
+            model(torch.ones(2, 192)).sum().backward()
+            optimizer.step()
+
     def test_an_unknown_argument_is_offloads_own_error(self):
         with self.assertRaisesRegex(TypeError, r"^offload\(\) got .* 'nvme_dir'"):
             self.begin(self.model(), nvme_dir=".")

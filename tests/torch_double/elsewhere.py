@@ -111,6 +111,7 @@ REASONS = {
         "test_offload_states.py": {"OwnCode": """
             test_one_parameter_and_its_states_are_pinned_at_a_time"""},
         "test_offload_saved.py": {"Rooms": """
+            test_too_little_for_a_parameter_with_its_states_is_refused_at_offload
             test_layers_that_are_unfrozen_later_have_room_if_it_is_asked_for
             test_too_few_blocks_for_an_update_are_refused_at_offload
             test_without_room_on_the_drive_the_arguments_and_enough_are_named""", "Resumed": """

@@ -102,6 +102,18 @@ def writes_gradients(group: Dict[str, Any], device: torch.device) -> bool:
                 and not group["weight_decay"] and not group["maximize"])
 
 
+def own_states_of(optimizer: torch.optim.Optimizer) -> Optional[int]:
+    """The number of states as large as a parameter, of those of torch that are known and run their
+    own code."""
+    groups = optimizer.param_groups
+    if type(optimizer) in (torch.optim.Adam, torch.optim.AdamW):
+        return 2 + any(group["amsgrad"] for group in groups)
+    if type(optimizer) is torch.optim.RMSprop:
+        return 1 + any(group["centered"] for group in groups) + any(
+            group["momentum"] for group in groups)
+    return None
+
+
 def states_of(optimizer: torch.optim.Optimizer) -> int:
     """The maximum number of fp32 states per parameter, as far as known."""
     kind = kind_of(optimizer)

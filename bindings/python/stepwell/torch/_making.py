@@ -20,7 +20,7 @@ from . import _kinds, _tiles, _wrappers
 from ._commits import extra_states
 from ._lazy import Lazy
 from ._place import HOST, DeviceLike, Place, device_of
-from ._records import DTYPES, TRAINED, Offloaded, users_of
+from ._records import DTYPES, TRAINED, Offloaded, Record, users_of
 from ._sizes import Size, size_of
 
 if TYPE_CHECKING:
@@ -330,10 +330,14 @@ def lacking(offload: "Offload", error: BudgetError) -> str:
 
 
 def check_updates_fit(offload: "Offload", optimizer: Optional[torch.optim.Optimizer]) -> None:
-    """A kernel works on a block of each of a parameter's tensors at a time."""
+    """A kernel works on a block of each of a parameter's tensors at a time, own code on all of
+    them."""
     kind = None if optimizer is None else _kinds.kind_of(optimizer)
     trained = [record for record in offload.records if record.parameter.requires_grad]
-    if optimizer is None or kind is None or offload.has_host or not trained:
+    if optimizer is None or offload.has_host or not trained:
+        return
+    if kind is None:
+        _check_own_fits(offload, optimizer, trained)
         return
     states = (_kinds.states_of(optimizer)
               + any(record.dtype.itemsize < 4 for record in trained))
@@ -345,6 +349,20 @@ def check_updates_fit(offload: "Offload", optimizer: Optional[torch.optim.Optimi
             f"gradient and {states} states, and device_bytes={offload.budget} has {blocks}: give "
             f"device_bytes={(2 + states) * block} or more, or a smaller block_bytes "
             "(stepwell.BLOCK_64K)")
+
+
+def _check_own_fits(offload: "Offload", optimizer: torch.optim.Optimizer,
+                    trained: List[Record]) -> None:
+    states = _kinds.own_states_of(optimizer)
+    largest = max(trained, key=lambda record: record.tensor.nbytes)
+    blocks, block = offload.budget // offload.block_bytes, offload.block_bytes
+    own = -(-largest.tensor.nbytes // block)
+    if states is not None and not largest.large and (2 + states) * own > blocks:
+        raise BudgetError(
+            f"{type(optimizer).__name__} runs its own code with these settings, which works on "
+            f"{largest.label()}, its gradient and {states} states at once, {2 + states} times "
+            f"{own} blocks of {block} bytes, and device_bytes={offload.budget} has {blocks}: give "
+            f"device_bytes={(2 + states) * own * block} or more")
 
 
 def spec_of(name: str, like: torch.Tensor, trained: bool, durable: bool,

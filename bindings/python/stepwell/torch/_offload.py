@@ -148,8 +148,8 @@ class Offload:
             if optimizer is not None and self.commits.optimizer is not None:
                 _optimizer.check_resumed(optimizer, self.commits.optimizer, strict)
         self.take(parameters, durable)
-        check_updates_fit(self, optimizer)
         _tiles.divide(self, model, None if tile_bytes is None else size_of(tile_bytes))
+        check_updates_fit(self, optimizer)
         cut(self, "", model, 0)
         install(self, model, None, root=True)
         for module in model.modules():

@@ -171,8 +171,11 @@ TEST(a_write_beside_an_own_view_goes_before_what_waits_for_room)
     stw_view view = view_get(runtime, mine, STW_READ);
     begin(&other, ask_with_room);
     join(&other);
-    for (int i = 0; i < ELEMENTS; i += 4096) address[i] = 2.0F;
+    for (int i = 0; i < ELEMENTS; i += 8) address[i] = 2.0F;
     assert_float(((const volatile float *)view.pointer)[4096], 2.0F);
+    unsigned touches[2];
+    touched_counts(runtime, "x", touches);
+    assert_true(touches[1] > 0 && touches[1] < ELEMENTS / 8 / 4);
     assert_int_equal(stw_operation_poll(other.operation), STW_PENDING);
     view_put(&view);
     ok(stw_operation_wait(other.operation, 60 * SECOND_NS));

@@ -972,13 +972,14 @@ def source_of(mutant):
 
 
 def chosen(mutants, changed, day):
-    """Those in changed files, and the day's part of all in the order of their judges, of which
-    few are compiled then."""
+    """The day's part of all, and some in changed files: in the order of their judges, of which few
+    are compiled then, and one for the latter."""
     by_judge = sorted(mutants, key=lambda mutant: list(JUDGES).index(mutant[1]))
     due = turn(by_judge, day, -(-len(mutants) // TURNS))
     in_changed = [mutant for mutant in by_judge
                   if source_of(mutant) in changed and mutant not in due]
     first = turn(in_changed, day, CHANGED_MAX)
+    first = [mutant for mutant in first if mutant[1] == first[0][1]]
     print(f"{len(due)} of {len(mutants)} mutants by turn, {len(first)} of the {len(in_changed)} "
           f"others in changed files; again with --turn {day}", flush=True)
     return due + first

@@ -211,7 +211,7 @@ TEST(tensors_larger_than_the_near_tiers_are_used_by_ranges)
 
 /* Room is the sum of the tiers, less what moving needs: tensors of 1 MiB until one is refused. All
  * of them are written at each tier in turn, so that most change places. */
-static void expect_room(machine wanted, uint32_t least)
+static void expect_room(machine wanted, uint32_t home, uint32_t least)
 {
     enum { MOST = 200, ELEMENTS = MIB / 4 };
     stw_runtime *runtime = machine_open(&wanted);
@@ -221,6 +221,8 @@ static void expect_room(machine wanted, uint32_t least)
     for (; made < MOST; ++made) {
         snprintf(name, sizeof name, "t%u", made);
         stw_tensor_spec spec = spec_f32(name, ELEMENTS);
+        stw_policy policy = STW_POLICY_INIT;
+        policy.home = home, spec.policy = home ? &policy : NULL;
         if (stw_tensor_create(runtime, &spec, 1, &tensors[made]) != STW_OK) break;
         tensor_fill_sequence(tensors[made], ELEMENTS, (float)made);
     }
@@ -248,11 +250,12 @@ TEST(room_is_the_sum_of_the_tiers)
     enum { PER_MIB = MIB / BLOCK };
     machine wanted = {.device_blocks = 64 * PER_MIB, .host_blocks = 64 * PER_MIB};
     wanted.nvme_blocks = 32 * PER_MIB;
-    expect_room(wanted, 150);
+    const uint32_t homes[] = {0, STW_TIER_DEVICE, STW_TIER_HOST, STW_TIER_NVME};
+    for (size_t i = 0; i < sizeof homes / sizeof *homes; ++i) expect_room(wanted, homes[i], 150);
     wanted.host_blocks = 16 * PER_MIB, wanted.nvme_blocks = 0;
-    expect_room(wanted, 72);
+    for (size_t i = 0; i < 3; ++i) expect_room(wanted, homes[i], 72);
     wanted.device_driver = "cpu-discrete"; /* whose staging is a part of the host tier's budget */
-    expect_room(wanted, 72);
+    expect_room(wanted, 0, 72);
 }
 
 /* The states of an optimizer find room at any tier, and each tier keeps what an update works on. */

@@ -67,6 +67,48 @@ static committing opened(uint32_t flags, const char *faults)
     return here;
 }
 
+/* The drive writes one manifest into the place of another: there are two of one generation. */
+TEST(commits_go_on_after_a_manifest_in_a_wrong_place)
+{
+    enum { FIRST_REGION = 65536, REGION_BYTES_AT = 32, REGIONS = 3 };
+    for (uint32_t pair = 0; pair < REGIONS * REGIONS; ++pair) {
+        const uint32_t from = pair / REGIONS, to = pair % REGIONS;
+        if (from == to) continue;
+        committing here = opened(STW_RUNTIME_OVERWRITE, NULL);
+        for (float value = 1; value <= 3; ++value) {
+            ok(stw_tensor_fill(here.first, value, NULL));
+            ok(stw_commit(here.runtime, NULL, NULL));
+        }
+        machine_close(here.runtime);
+        char path[128];
+        uint64_t bytes = 0;
+        snprintf(path, sizeof path, "%s/%s", directory, files[1]);
+        FILE *file = fopen(path, "r+b");
+        assert_non_null(file);
+        assert_int_equal(fseek(file, REGION_BYTES_AT, SEEK_SET), 0);
+        assert_int_equal(fread(&bytes, sizeof bytes, 1, file), 1);
+        unsigned char *const region = malloc(bytes);
+        assert_non_null(region);
+        assert_int_equal(fseek(file, (long)(FIRST_REGION + from * bytes), SEEK_SET), 0);
+        assert_int_equal(fread(region, 1, bytes, file), bytes);
+        assert_int_equal(fseek(file, (long)(FIRST_REGION + to * bytes), SEEK_SET), 0);
+        assert_int_equal(fwrite(region, 1, bytes, file), bytes);
+        assert_int_equal(fclose(file), 0);
+        free(region);
+        here = opened(STW_RUNTIME_RESUME, NULL);
+        float seen = 0;
+        stw_copy_options one = STW_COPY_OPTIONS_INIT;
+        one.element_count = 1;
+        ok(stw_tensor_read(here.first, &seen, &one));
+        assert_float(seen, to == 2 ? 2.0F : 3.0F); /* the newest one that is whole */
+        for (float value = 4; value <= 6; ++value) {
+            ok(stw_tensor_fill(here.first, value, NULL));
+            ok(stw_commit(here.runtime, NULL, NULL));
+        }
+        machine_close(here.runtime);
+    }
+}
+
 static void *commit_it(void *argument)
 {
     committing *here = argument;

@@ -152,7 +152,7 @@ struct ParameterJob final : Job {
     {
         return static_cast<float *>(chunk.pointers[shape.average_at()]);
     }
-    void begin_join(TensorId master);
+    void begin_join(TensorId master, uint64_t pack_offset);
     void join(const Chunk &chunk) const;
     void end_scan();
     void end_early();

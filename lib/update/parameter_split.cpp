@@ -35,12 +35,11 @@ void ParameterJob::update_split(kernels::Chunk &work, const Chunk &chunk, const 
 
 // ------------------------------------------------------------------------------------- joined ----
 
-void ParameterJob::begin_join(TensorId master)
+void ParameterJob::begin_join(TensorId master, uint64_t pack_offset)
 {
     STW_ASSERT(shape.is_split && turn_count < kJobTensorsMax);
     turns[turn_count].tensor = master;
-    shape.layouts[turn_count] = {master, owner.pipeline.tiers.pack_offset(master),
-                                 element_bytes(STW_F32)};
+    shape.layouts[turn_count] = {master, pack_offset, element_bytes(STW_F32)};
     ++turn_count;
     undoes = claims_older = false;
     fresh = {};
@@ -108,6 +107,7 @@ void ParameterJob::forget_parts()
 // In a step of its own, which is not the one that result() is about.
 Status Optimizer::Parts::begin_join(ParameterJob &job, TensorId master)
 {
+    const uint64_t pack_offset = pipeline.tiers.pack_offset(master);  // takes the runtime's lock
     {
         MutexLock claiming(pipeline.claiming);
         TensorId claimed[kJobTensorsMax];
@@ -120,7 +120,7 @@ Status Optimizer::Parts::begin_join(ParameterJob &job, TensorId master)
             step.jobs_left = 1;
             ++active_steps;
             job.step = &step;
-            job.begin_join(master);
+            job.begin_join(master, pack_offset);
             pipeline.enqueue(job, pipeline.number_call());
             job.urgent = true;
             for (uint32_t i = 0; i < job.turn_count; ++i) claimed[i] = job.turns[i].tensor;

@@ -72,6 +72,7 @@ class Interrupt:
             self.count += 1
             self.where = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
             sys.settrace(None)
+            self._last.clear()  # of frames that would live on, with what they refer to
             raise KeyboardInterrupt
         self.count += 1
 
@@ -80,6 +81,18 @@ if HAS_TORCH:
     def layers(count=2, width=128):
         torch.manual_seed(1)
         return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(count)))
+
+    class Own(torch.optim.Optimizer):
+        def __init__(self, parameters, lr):
+            super().__init__(parameters, {"lr": lr})
+
+        @torch.no_grad()
+        def step(self):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p.grad is not None:
+                        p.grad.mul_(0.5)
+                        p.add_(p.grad, alpha=-group["lr"])
 
     def step(model, optimizer, seed):
         torch.manual_seed(seed)
@@ -106,11 +119,11 @@ class Interrupts(unittest.TestCase):
     def setUp(self):
         torch.set_num_threads(1)
 
-    def interrupted(self, blocks, work, every=3):
+    def interrupted(self, blocks, work, every=3, make=None):
         """Interrupt work(model, optimizer) at each place: each parameter is as before or as after
         it, and the next step has the loss of plain torch. Returns the number of places."""
         plain, model = layers(), layers()
-        made = [torch.optim.SGD(each.parameters(), 0.1) for each in (plain, model)]
+        made = [(make or torch.optim.SGD)(each.parameters(), 0.1) for each in (plain, model)]
         with tempfile.TemporaryDirectory(prefix="stepwell-offload-", dir=".") as directory:
             offload(model, made[1], blocks, directory)
             tiers = stepwell.torch.offloaded(model)
@@ -150,6 +163,32 @@ class Interrupts(unittest.TestCase):
 
     def test_a_step_of_a_resident_model_is_interrupted_anywhere(self):
         self.assertGreater(self.interrupted(32, lambda *made: step(*made, 5)), 300)
+
+    def test_a_step_by_own_code_is_interrupted_anywhere(self):
+        self.assertGreater(self.interrupted(5, lambda *made: step(*made, 5), 7, Own), 300)
+
+    def test_a_first_step_is_interrupted_anywhere(self):
+        n, where = 0, ""
+        while where is not None:
+            plain, model = layers(), layers()
+            made = [Own(each.parameters(), 0.1) for each in (plain, model)]
+            with tempfile.TemporaryDirectory(prefix="stepwell-offload-", dir=".") as directory:
+                offload(model, made[1], 5, directory)
+                with Interrupt(n) as interrupt:
+                    try:
+                        step(model, made[1], 0)
+                    except KeyboardInterrupt:
+                        pass
+                where = interrupt.where
+                torch.set_grad_enabled(True)  # which torch's own no_grad() may have left
+                made[1].zero_grad()
+                with torch.no_grad():
+                    for mine, theirs in zip(weights(model), plain.parameters()):
+                        theirs.copy_(mine)
+                self.assertEqual(step(model, made[1], 1), step(plain, made[0], 1), where)
+                stepwell.torch.offloaded(model).close()
+            n += 11
+        self.assertGreater(n, 300)
 
     def test_reads_and_writes_of_weights_are_interrupted_anywhere(self):
         def work(model, _):

@@ -239,8 +239,13 @@ class Runtime(Fetches, Generations):
         for at, spec in zip(array, specs):
             spec._fill(at, keep)
         handles = (ctypes.c_void_p * len(specs))()
-        check(lib.stw_tensor_create(self._use(), array, len(specs), handles))
-        return [self._tensor(handle) for handle in handles]
+        try:
+            check(lib.stw_tensor_create(self._use(), array, len(specs), handles))
+            return [self._tensor(handle) for handle in handles]
+        except BaseException:  # a signal handler's, after they were made: nobody would have them
+            if handles[0]:
+                self.destroy([self._tensor(handle) for handle in handles])
+            raise
 
     def destroy(self, tensors: Sequence[Tensor]) -> None:
         """All or none. BusyError while views are open, or an optimizer uses one of them."""

@@ -93,9 +93,10 @@ class _Pins:
             if self._export() is None and self._cookie():
                 self._check(_release(self._at, self._n, self._stream, flags))
             return
-        # A signal handler may raise between these: the view is not ended before its release.
+        # A signal handler may raise between these: the view is not ended before its release, and of
+        # one that is released the library has taken the cookie.
         status = 0  # None: an empty set, or all its views were exported
-        if self._at is not None:
+        if self._at is not None and self._cookie():
             status = _release(self._at, self._n, self._stream, flags)
         self._ended = True
         if status < 0:

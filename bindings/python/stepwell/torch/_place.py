@@ -15,9 +15,11 @@ from .._enums import Stream
 from .._options import Device
 from .._runtime import Runtime
 from .._stream_fetching import StreamRuntime
+from .._views import View
 
 DeviceLike = Union[str, int, torch.device]
 
+_from_capsule = torch._C._from_dlpack  # type: ignore[attr-defined]
 _set_data: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
@@ -51,13 +53,20 @@ def _cuda_free(index: int) -> int:
     return torch.cuda.mem_get_info(index)[0]
 
 
+def _on_cpu(exporter: Any) -> torch.Tensor:
+    """A view moves into the tensor: what is left of it needs no finaliser, which an interrupt would
+    keep from releasing the pin."""
+    return (_from_capsule(exporter.to_dlpack()) if type(exporter) is View
+            else torch.from_dlpack(exporter))
+
+
 def _is_integrated(index: int) -> bool:
     return bool(torch.cuda.get_device_properties(index).is_integrated)
 
 
 # By the type of torch.device. A test adds a device of its own before offload().
 KINDS: Dict[str, Kind] = {
-    "cpu": Kind(None, None, None, torch.from_dlpack, True),
+    "cpu": Kind(None, None, None, _on_cpu, True),
     # Large handles are mapped at the addresses of parameters faster than a bus copies.
     "cuda": Kind("cuda", "arena=permanent",
                  getattr(torch._C, "_cuda_getCurrentRawStream", None), torch.from_dlpack, False,

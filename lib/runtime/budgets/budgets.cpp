@@ -237,7 +237,7 @@ Status Budgets::check_undo(const BudgetChange &change) const
 
 Status Budgets::empty_down_to(const BudgetChange &change)
 {
-    uint32_t tries = Touches::kTries;
+    residency::Instant since = 0;  // since when nothing moves
     for (;;) {
         uint64_t left = 0;
         uint64_t seen = 0;
@@ -250,9 +250,10 @@ Status Budgets::empty_down_to(const BudgetChange &change)
             if (left > 0 && !moves) refusal = core.shrink_refusal(change.place, change.after);
         });
         if (left == 0) return {};
-        const bool late = dispatch_.now() >= change.deadline;
-        if (!moves && !late && machine_.touches && tries-- > 0 && machine_.touches->clear_way())
-            continue;
+        const residency::Instant now = dispatch_.now();
+        since = moves ? 0 : since == 0 ? now : since;
+        const residency::Instant patience = std::min(change.deadline, since + Touches::kPatienceNs);
+        if (!moves && machine_.touches && now < patience && machine_.touches->clear_way()) continue;
         if (!moves) return refusal;
         MutexLock lock(dispatch_.mutex());
         while (dispatch_.progress() == seen) STW_TRY(wait_for_budget(change, "blocks to leave it"));

@@ -342,7 +342,7 @@ Status Fetches::evict(stw_tensor *const *tensors, uint32_t n, PlaceId place, uin
     const residency::Instant deadline = dispatch_.deadline(begin, timeout_ns);
     std::vector<residency::BlockId> left;
     list_blocks(tensors, n, place, &left);
-    uint32_t tries = Touches::kTries;
+    residency::Instant since = 0;  // since when nothing moves
     for (;;) {
         uint64_t seen = 0;
         bool moves = false;
@@ -357,7 +357,9 @@ Status Fetches::evict(stw_tensor *const *tensors, uint32_t n, PlaceId place, uin
         if (left.empty()) return {};
         const bool touched = machine_.touches && machine_.touches->any();
         if (touched) dispatch_.give_way();
-        if (!moves && dispatch_.now() < deadline && machine_.touches && tries-- > 0 &&
+        const residency::Instant now = dispatch_.now();
+        since = moves ? 0 : since == 0 ? now : since;
+        if (!moves && machine_.touches && now < std::min(deadline, since + Touches::kPatienceNs) &&
             (touched || machine_.touches->clear_way()))
             continue;
         if (!moves) {

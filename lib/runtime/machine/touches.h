@@ -57,9 +57,9 @@ public:
     // Ends such views, or waits for a moment for those that are about to come. False: there are
     // none.
     bool clear_way();
-    // How often a call that finds views in its way looks again after those of touches have ended:
+    // How long a call that finds views in its way looks again after those of touches have ended:
     // what then is there again and again is the program's, whatever other threads touch.
-    static constexpr uint32_t kTries = 64;
+    static constexpr uint64_t kPatienceNs = 100'000'000;
     // How long a view stays at least beside a fetch that waits for room.
     static constexpr uint64_t kLeastNs = 500'000;
     // Serialises the faults of one tensor: a second one would wait for the view of the first.

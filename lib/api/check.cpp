@@ -140,10 +140,10 @@ Status enter(const stw_runtime *runtime)
     if (runtime->life.load(std::memory_order_acquire) != Life::kOpen) {
         return Status::error(STW_ERROR_CLOSED, "the runtime was closed");
     }
-    set_assertion_log(&runtime->assertions);
+    set_assertion_log(runtime->assertions.get());
     char text[256];
-    if (runtime->assertions.any()) {
-        runtime->assertions.failures(text, sizeof text);
+    if (runtime->assertions->any()) {
+        runtime->assertions->failures(text, sizeof text);
         return Status::error(STW_ERROR_INTERNAL,
                              "an assertion of the library failed in the runtime '%s' (%s); its "
                              "state cannot be trusted, and other runtimes go on. Please report it",

@@ -173,8 +173,8 @@ stw_status stw_runtime_open(const stw_runtime_options *options, stw_runtime **ru
         const auto give = [](stw_runtime *unused) { runtime_pool.give(unused); };
         std::unique_ptr<stw_runtime, decltype(give)> handle(runtime_pool.take(), give);
         if (!handle) return Status::error(STW_ERROR_LIMIT, "too many runtimes are open");
-        handle->assertions.clear();
-        set_assertion_log(&handle->assertions);  // of its threads, which are started now
+        handle->assertions->clear();
+        set_assertion_log(handle->assertions.get());  // of its threads, which are started now
         Result<Runtime *> opened = Runtime::open(opening.options, handle.get());
         if (!opened.ok()) return std::move(opened.status());
         handle->body = opened.value();

@@ -2,8 +2,8 @@
 #include "lib/memory/host_pins.h"
 
 #include "lib/support/assert.h"
-#include "lib/support/thread.h"
 #include "lib/support/status.h"
+#include "lib/support/thread.h"
 
 #include <algorithm>
 #include <cinttypes>

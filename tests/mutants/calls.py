@@ -13,6 +13,7 @@ import os
 import pathlib
 import re
 import shlex
+import signal
 import subprocess
 import sys
 
@@ -93,7 +94,7 @@ class Build:
                 depends = subprocess.run(
                     ["ninja", "-C", str(self.folder), "-t", "deps", output],
                     capture_output=True, text=True, check=True).stdout
-                if str(source.name) in depends and f"/{source.parent.name}/{source.name}" in depends:
+                if f"/{source.parent.name}/{source.name}" in depends:
                     yield output, command, compiled, text
             elif compiled == source or re.search(
                     rf'#include ?<[^>]*/{re.escape(str(source.relative_to(self.root)))}>', text):
@@ -128,7 +129,8 @@ def planted(build, root, work, mutant):
         command[1:1] = ["-iquote", str(folder)] if source.suffix == ".h" else []
         for flag in "-MF", "-MQ":
             command[command.index(flag) + 1] = str(target) + ".d"
-        done = subprocess.run(command, cwd=build.folder, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=build.folder, capture_output=True, text=True,
+                              check=False)
         if done.returncode != 0:
             raise RuntimeError(f"does not compile: {done.stderr[:2000]}")
         swapped[output] = str(target)
@@ -154,15 +156,18 @@ def planted(build, root, work, mutant):
 def ask(build, program, library):
     environment = {**os.environ, "LD_PRELOAD": str(library)} if library else dict(os.environ)
     path = build.folder / "tests" / "abi" / f"abi-{program}"
-    try:
-        done = subprocess.run([str(path)], cwd=path.parent, env=environment, capture_output=True,
-                              text=True, errors="replace", timeout=TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return True, f"did not end within {TIMEOUT_S} s"
-    if done.returncode == 0:
+    with subprocess.Popen([str(path)], cwd=path.parent, env=environment, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, errors="replace",
+                          start_new_session=True) as running:
+        try:
+            said, _ = running.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(running.pid, signal.SIGKILL)  # with the processes that it has started
+            return True, f"did not end within {TIMEOUT_S} s"
+    if running.returncode == 0:
         return False, "passed"
-    found = FAILED.search(done.stdout + done.stderr)
-    return True, f"caught by {found[1]}" if found else f"ended with status {done.returncode}"
+    found = FAILED.search(said)
+    return True, f"caught by {found[1]}" if found else f"ended with status {running.returncode}"
 
 
 def run(build, root, work, mutant):

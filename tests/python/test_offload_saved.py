@@ -865,8 +865,8 @@ class Rooms(Case):
         for make in (lambda p, lr: torch.optim.Adam(p, lr, amsgrad=True),
                      lambda p, lr: torch.optim.RMSprop(p, lr, centered=True, momentum=.9)):
             with self.assertRaisesRegex(
-                    stepwell.BudgetError, "'0.weight', its gradient and 3 states at once, 5 times 3 "
-                    f"blocks .* has 14: give device_bytes={15 * BLOCK} or more"):
+                    stepwell.BudgetError, "'0.weight', its gradient and 3 states at once, 5 times "
+                    f"3 blocks .* has 14: give device_bytes={15 * BLOCK} or more"):
                 self.begin(wide(), make, device_bytes=14 * BLOCK)
             model = wide()
             optimizer = self.begin(model, make, device_bytes=15 * BLOCK)

@@ -163,7 +163,8 @@ class InBackward(unittest.TestCase):
         self.addCleanup(made.close)
         for step in range(2):
             model(torch.ones(1, 32)).sum().backward()
-            self.assertEqual([record.held.name == "SPENT" for record in made.records], [step == 1] * 4)
+            self.assertEqual([record.held.name == "SPENT" for record in made.records],
+                             [step == 1] * 4)
             made.optimizer.step()
             made.optimizer.zero_grad()
 

@@ -27,6 +27,11 @@ Dispatcher::Dispatcher(const residency::Config &config, residency::CommandSink &
 {
 }
 
+void Dispatcher::work_here() const
+{
+    set_assertion_log(assertions_);
+}
+
 void Dispatcher::add(DispatchHook &hook)
 {
     STW_ASSERT(!timer_.joinable());  // the timer reads hooks without the lock

@@ -9,7 +9,6 @@
 #include "lib/residency/command_loop.h"
 #include "lib/runtime/dispatch/hook.h"
 #include "lib/runtime/handles/lock.h"
-#include "lib/support/assert.h"
 #include "lib/support/status.h"
 #include "lib/support/thread_annotations.h"
 
@@ -20,6 +19,8 @@
 #include <vector>
 
 namespace stepwell {
+
+class AssertionLog;
 
 class Dispatcher final : residency::EventHook {
     const std::unique_ptr<Core> core_;  // reached as `core`
@@ -46,7 +47,7 @@ public:
     template <class Body> void act(Body &&body) STW_EXCLUDES(runtime_lock)
     {
         Deferred deferred;
-        set_assertion_log(assertions_);
+        work_here();
         {
             MutexLock lock(mutex());
             body(core, loop.out);
@@ -149,6 +150,9 @@ private:
                 std::vector<residency::Grant> &grants) STW_REQUIRES(runtime_lock);
     void run_timer();
     void end_waits(residency::Instant interrupted, Commands &out) STW_REQUIRES(runtime_lock);
+
+    // The thread works for this runtime: what fails on it ends this one.
+    void work_here() const;
 
     mutable Mutex mutex_;
     AssertionLog *const assertions_;  // of the thread that opened the runtime: the runtime's

@@ -4,8 +4,12 @@
 
 #include "lib/collective/group.h"
 #include "lib/runtime/handles/views.h"
+#include "lib/support/assert.h"
 
 #include <pthread.h>
+
+stw_runtime::stw_runtime() : assertions(std::make_unique<stepwell::AssertionLog>()) {}
+stw_runtime::~stw_runtime() = default;
 
 stw_group::stw_group() = default;
 stw_group::~stw_group() = default;

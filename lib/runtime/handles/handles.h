@@ -8,7 +8,6 @@
 #include "lib/runtime/handles/lock.h"
 #include "lib/runtime/handles/pool.h"
 #include "lib/runtime/handles/sharding.h"
-#include "lib/support/assert.h"
 #include "lib/support/thread_annotations.h"
 
 #include <stepwell/types.h>
@@ -31,6 +30,7 @@ struct Door;
 
 namespace stepwell {
 
+class AssertionLog;
 class Runtime;
 struct Waiter;
 
@@ -64,12 +64,15 @@ enum class Life : uint32_t { kOpen = 0, kDeferred = 1, kClosed = 2 };
 }  // namespace stepwell
 
 struct stw_runtime {
+    stw_runtime();
+    ~stw_runtime();
+
     std::atomic<uint32_t> tag{0};
     std::atomic<stepwell::Life> life{stepwell::Life::kClosed};
     std::atomic<uint64_t> fork_epoch{0};
     stepwell::Runtime *body = nullptr;    // null once closed
     std::atomic<uint32_t> interrupts{0};  // calls of stw_runtime_interrupt() under way
-    mutable stepwell::AssertionLog assertions;
+    const std::unique_ptr<stepwell::AssertionLog> assertions;  // its threads' failed ones
     // After a deferred close: releases under way. The last one destroys the runtime.
     stepwell::Mutex deferred_mutex;
     uint32_t deferred_releases STW_GUARDED_BY(deferred_mutex) = 0;

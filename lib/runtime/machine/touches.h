@@ -137,7 +137,7 @@ private:
     bool closing_ STW_GUARDED_BY(mutex_) = false;
     std::vector<const stw_tensor *> served_ STW_GUARDED_BY(mutex_);  // being served
     Condition over_;  // one of these has ended, or views are released
-    std::vector<Kept> views_ STW_GUARDED_BY(mutex_);  // in the order in which they were kept
+    std::vector<Kept> views_ STW_GUARDED_BY(mutex_);         // in the order in which they were kept
     std::vector<Repeated> repeated_ STW_GUARDED_BY(mutex_);  // of the last threads
     std::atomic<bool> any_{false};
     std::atomic<uint32_t> serving_{0};    // faults

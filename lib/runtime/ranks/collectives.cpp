@@ -51,13 +51,13 @@ Status Collectives::open_ranks()
     }
     STW_TRY(group_memory_.open_group_memory());
     if (works_here()) return {};
-    return start_thread(
-        machine_.ranks->thread, "stw-collectives", "the collectives of the group", [this] {
-            MutexLock lock(dispatch_.mutex());
-            while (!machine_.ranks->queue.stops) {
-                if (!work_one()) machine_.ranks->wakes.wait(dispatch_.mutex());
-            }
-        });
+    return start_thread(machine_.ranks->thread, "stw-collectives", "the collectives of the group",
+                        [this] {
+                            MutexLock lock(dispatch_.mutex());
+                            while (!machine_.ranks->queue.stops) {
+                                if (!work_one()) machine_.ranks->wakes.wait(dispatch_.mutex());
+                            }
+                        });
 }
 
 // The queue was drained, or never ends: then the group is given up.

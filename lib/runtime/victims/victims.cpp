@@ -105,8 +105,8 @@ Status ProgramVictims::set_victim_policy(const stw_victim_policy *policy, uint64
 
 Status ProgramVictims::start_policy_thread()
 {
-    STW_TRY(start_thread(scoring->thread, "stw-policy", "the victim policy",
-                         [this] { run_policy(); }));
+    STW_TRY(
+        start_thread(scoring->thread, "stw-policy", "the victim policy", [this] { run_policy(); }));
     scoring->started = true;
     return {};
 }

@@ -119,11 +119,11 @@ class Interrupts(unittest.TestCase):
     def setUp(self):
         torch.set_num_threads(1)
 
-    def interrupted(self, blocks, work, every=3, make=None):
+    def interrupted(self, blocks, work, every=3):
         """Interrupt work(model, optimizer) at each place: each parameter is as before or as after
         it, and the next step has the loss of plain torch. Returns the number of places."""
         plain, model = layers(), layers()
-        made = [(make or torch.optim.SGD)(each.parameters(), 0.1) for each in (plain, model)]
+        made = [torch.optim.SGD(each.parameters(), 0.1) for each in (plain, model)]
         with tempfile.TemporaryDirectory(prefix="stepwell-offload-", dir=".") as directory:
             offload(model, made[1], blocks, directory)
             tiers = stepwell.torch.offloaded(model)
@@ -164,31 +164,39 @@ class Interrupts(unittest.TestCase):
     def test_a_step_of_a_resident_model_is_interrupted_anywhere(self):
         self.assertGreater(self.interrupted(32, lambda *made: step(*made, 5)), 300)
 
-    def test_a_step_by_own_code_is_interrupted_anywhere(self):
-        self.assertGreater(self.interrupted(5, lambda *made: step(*made, 5), 7, Own), 300)
+    def test_an_interrupt_after_a_release_does_not_make_another(self):
+        release = stepwell._views._release
 
-    def test_a_first_step_is_interrupted_anywhere(self):
-        n, where = 0, ""
-        while where is not None:
-            plain, model = layers(), layers()
-            made = [Own(each.parameters(), 0.1) for each in (plain, model)]
-            with tempfile.TemporaryDirectory(prefix="stepwell-offload-", dir=".") as directory:
-                offload(model, made[1], 5, directory)
-                with Interrupt(n) as interrupt:
-                    try:
-                        step(model, made[1], 0)
-                    except KeyboardInterrupt:
-                        pass
-                where = interrupt.where
-                torch.set_grad_enabled(True)  # which torch's own no_grad() may have left
-                made[1].zero_grad()
-                with torch.no_grad():
-                    for mine, theirs in zip(weights(model), plain.parameters()):
-                        theirs.copy_(mine)
-                self.assertEqual(step(model, made[1], 1), step(plain, made[0], 1), where)
-                stepwell.torch.offloaded(model).close()
-            n += 11
-        self.assertGreater(n, 300)
+        def interrupted(*args):
+            release(*args)
+            raise KeyboardInterrupt
+        with stepwell.Runtime(devices=16 * BLOCK, block_bytes=BLOCK, probe=False) as runtime:
+            tensor = runtime.create("x", 16)
+            tensor.fill(1.0)
+            view = tensor.fetch()
+            with unittest.mock.patch("stepwell._views._release", interrupted), \
+                    self.assertRaises(KeyboardInterrupt):
+                view.release()
+            view.release()
+            self.assertEqual(runtime.tier_stats("device").open_views, 0)
+
+    def test_an_interrupt_after_a_gradient_was_made_leaves_it(self):
+        plain, model = layers(), layers()
+        made = [Own(each.parameters(), 0.1) for each in (plain, model)]
+        with tempfile.TemporaryDirectory(prefix="stepwell-offload-", dir=".") as directory:
+            offload(model, made[1], 5, directory)
+            tiers = stepwell.torch.offloaded(model)
+            room = tiers.room
+
+            def interrupted(*args, **kwargs):
+                room(*args, **kwargs)
+                raise KeyboardInterrupt
+            with unittest.mock.patch.object(tiers, "room", interrupted), \
+                    self.assertRaises(KeyboardInterrupt):
+                step(model, made[1], 0)
+            made[1].zero_grad()
+            self.assertEqual(step(model, made[1], 1), step(plain, made[0], 1))
+            tiers.close()
 
     def test_reads_and_writes_of_weights_are_interrupted_anywhere(self):
         def work(model, _):

@@ -312,17 +312,21 @@ class Orders(Case):
              (_gradients.Arrived, "_follow", lambda self: None)),
         ):
             with self.subTest(what):
-                double.register(self.module)
-                if fault[1] == "exports":
-                    _place.KINDS["late"] = _place.KINDS["late"]._replace(tensor_of=fault[2])
-                steps = program()
-                next(steps)
-                with (mock.patch.object(*fault) if hasattr(*fault[:2])
-                      else contextlib.nullcontext()):
-                    self.assertIsNone(next(steps, None))
-                    torch.late.synchronize()
-                self.made.close()
-                found = double.violations()
+                found = []
+                for _ in range(3):  # what has run by then is in order, on a busy machine
+                    double.register(self.module)
+                    if fault[1] == "exports":
+                        _place.KINDS["late"] = _place.KINDS["late"]._replace(tensor_of=fault[2])
+                    steps = program()
+                    next(steps)
+                    with (mock.patch.object(*fault) if hasattr(*fault[:2])
+                          else contextlib.nullcontext()):
+                        self.assertIsNone(next(steps, None))
+                        torch.late.synchronize()
+                    self.made.close()
+                    found += double.violations()
+                    if any("is not ordered after" in each for each in found):
+                        break
                 self.assertTrue(any("is not ordered after" in each for each in found), found[:3])
 
     def test_a_stream_of_the_program_that_is_joined_is_as_good(self):

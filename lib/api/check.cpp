@@ -141,15 +141,17 @@ Status enter(const stw_runtime *runtime)
         return Status::error(STW_ERROR_CLOSED, "the runtime was closed");
     }
     set_assertion_log(runtime->assertions.get());
-    char text[256];
     if (runtime->assertions->any()) {
+        char text[256];
         runtime->assertions->failures(text, sizeof text);
         return Status::error(STW_ERROR_INTERNAL,
                              "an assertion of the library failed in the runtime '%s' (%s); its "
                              "state cannot be trusted, and other runtimes go on. Please report it",
                              runtime->body->machine.name.c_str(), text);
     }
-    if (assertion_failures(text, sizeof text) > 0) {
+    if (assertion_failures(nullptr, 0) > 0) {
+        char text[256];
+        assertion_failures(text, sizeof text);
         return Status::error(STW_ERROR_INTERNAL,
                              "an assertion of the library failed (%s); its state cannot be "
                              "trusted. Please report it",

@@ -29,8 +29,8 @@ private:
     char first_[kTextBytes] = {};
 };
 
-// What this thread works for, until it is told otherwise; null: no runtime, and a failure is the
-// process's. The logs of runtimes outlive their threads.
+// Sets the log that failures on this thread go to, that of the runtime it works for. Null: the log
+// of the process. A log must outlive the threads that it is set on.
 void set_assertion_log(AssertionLog *log) noexcept;
 [[nodiscard]] AssertionLog *assertion_log() noexcept;
 

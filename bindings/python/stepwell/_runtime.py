@@ -242,7 +242,7 @@ class Runtime(Fetches, Generations):
         try:
             check(lib.stw_tensor_create(self._use(), array, len(specs), handles))
             return [self._tensor(handle) for handle in handles]
-        except BaseException:  # a signal handler's, after they were made: nobody would have them
+        except BaseException:  # A signal handler may raise after the tensors were made.
             if handles[0]:
                 self.destroy([self._tensor(handle) for handle in handles])
             raise

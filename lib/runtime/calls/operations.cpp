@@ -115,7 +115,7 @@ Status Operations::start_callbacks()
 {
     if (callbacks_run_) return {};
     STW_TRY(start_thread(callbacks_thread_, "stw-callbacks",
-                         "callbacks; poll the operation, or wait for it",
+                         "callbacks, without which an operation can be polled or waited for",
                          [this] { run_callbacks(); }));
     callbacks_run_ = true;
     callbacks_end_ = false;

@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the gradient tensor of a parameter has, and what may become of it."""
+"""The states of a parameter's gradient tensor, and the transitions between them."""
 import enum
 
 
 class Held(enum.IntEnum):
-    """Of a record; the program may have set `.grad` to memory of its own beside it."""
+    """What the tensor holds. `.grad` in plain memory of the program is not part of it."""
 
     NONE = 0   # no gradient
-    SUM = 1    # that of the contributions since the last one was dropped
-    SPENT = 2  # one that an update has consumed, whose uses are refused
+    SUM = 1    # the sum of the contributions since the last gradient was dropped
+    SPENT = 2  # a gradient that an update has consumed; every use of it is refused
 
 
 class Event(enum.IntEnum):
-    """What happens to it."""
+    """What happens to a gradient."""
 
-    ADDED = 0     # a contribution
-    CONSUMED = 1  # by an update
-    WRITTEN = 2   # all of it, by the program
-    DROPPED = 3   # by zero_grad(), or since nothing was added after all
+    ADDED = 0     # a contribution was added
+    CONSUMED = 1  # an update has used it up
+    WRITTEN = 2   # the program has written all of it
+    DROPPED = 3   # zero_grad() has dropped it, or nothing was added after all
 
 
 _NEXT = {

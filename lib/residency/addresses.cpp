@@ -24,11 +24,11 @@ bool Addresses::show_targets(const Fetch &fetch)
             hide(target.block, target.place);
             continue;
         }
-        if (here.mapped && !target.writes) continue;
+        if (here.is_mapped() && !target.writes) continue;
         if (target.writes && is_hint(fetch)) continue;  // what is in the slot is not its own
         if (!aliases_->show(target.place, here.slot, block.pack, block.index, target.writes))
             return false;
-        here.mapped = true;
+        here.mapped = target.writes ? Mapped::kWritable : Mapped::kReadable;
     }
     return true;
 }
@@ -37,17 +37,32 @@ bool Addresses::show_targets(const Fetch &fetch)
 // write is lost.
 void Addresses::protect(BlockId block, PlaceId place)
 {
-    const Replica &here = blocks_.replica(block, place);
-    if (!guards(block, place) || !here.mapped || blocks_[block].writers > 0) return;
-    (void)aliases_->show(place, here.slot, blocks_[block].pack, blocks_[block].index, false);
+    Replica &here = blocks_.replica(block, place);
+    if (!guards(block, place) || !here.is_mapped() || blocks_[block].writers > 0) return;
+    if (aliases_->show(place, here.slot, blocks_[block].pack, blocks_[block].index, false))
+        here.mapped = Mapped::kReadable;
+}
+
+bool Addresses::shows(BlockId block, PlaceId place, bool writable) const
+{
+    if (!guards(block, place)) return false;
+    const Mapped mapped = blocks_.replica(block, place).mapped;
+    return mapped == Mapped::kWritable || (mapped == Mapped::kReadable && !writable);
+}
+
+bool Addresses::shows_touched(const Fetch &fetch) const
+{
+    const Request &request = fetch.asked.requests.front();
+    return fetch.asked.touched != kNone &&
+           shows(fetch.asked.touched, request.place, request.access != Access::kRead);
 }
 
 void Addresses::hide(BlockId block, PlaceId place)
 {
     Replica &here = blocks_.replica(block, place);
-    if (!here.mapped || !guards(block, place)) return;
+    if (!here.is_mapped() || !guards(block, place)) return;
     aliases_->hide(place, here.slot);
-    here.mapped = false;
+    here.mapped = Mapped::kNot;
 }
 
 // The memory of a slot that was just taken for the block may still be mapped at the address of an
@@ -78,7 +93,7 @@ void Addresses::conceal(TensorId id)
             const Replica &here = blocks_.replica(block, place);
             const bool pinned = here.pins > 0 && viewed;
             const bool used = pinned || here.holds > 0 || here.reads > 0 || here.filling;
-            if (here.mapped && !used) hide(block, place);
+            if (here.is_mapped() && !used) hide(block, place);
         }
     }
 }
@@ -93,7 +108,7 @@ bool Addresses::is_exposed(TensorId id, bool viewed) const
         for (BlockId block = pack.first; block < pack.first + pack.blocks; ++block) {
             const Replica &here = blocks_.replica(block, place);
             const bool stays = !viewed || here.holds > 0 || here.reads > 0 || here.filling;
-            if (here.mapped && stays) return true;
+            if (here.is_mapped() && stays) return true;
         }
     }
     return false;

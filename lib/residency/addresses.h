@@ -23,6 +23,9 @@ public:
     void protect(BlockId block, PlaceId place);
     void hide(BlockId block, PlaceId place);
     void clear(BlockId block, PlaceId place);
+    [[nodiscard]] bool shows(BlockId block, PlaceId place, bool writable) const;
+    // The access that the fetch was made for needs it no more: a view of somebody else shows it.
+    [[nodiscard]] bool shows_touched(const Fetch &fetch) const;
     void conceal(TensorId tensor);
     void conceal_asked(const Fetch &fetch);
     // It is to be concealed, and can be read at its address still. viewed: the end of a view

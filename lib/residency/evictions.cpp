@@ -63,7 +63,7 @@ void Evictions::start_write_back(BlockId block, PlaceId from, PlaceId to, bool e
     }
     there.filling = true;
     addresses_.hide(block, to);
-    there.mapped = false;
+    there.mapped = Mapped::kNot;
     Transfer transfer;
     transfer.block = block;
     transfer.kind = TransferKind::kMove;

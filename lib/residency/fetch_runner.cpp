@@ -48,6 +48,10 @@ bool FetchRunner::step(Fetch &fetch, Blocked &blocked, Commands &out)
     if (fetch.phase != Phase::kWait) return false;
     fetch.stuck = false;
     fetch.lacks = Lacks::kLocks;
+    if (addresses_.shows_touched(fetch)) {
+        refuse(id, Status::error(STW_ERROR_EXISTS, "it is shown: the access needs no view"), out);
+        return true;
+    }
     if (!locks_.may_lock(fetch)) {
         fetches_.hurry_hints(fetch, out);
         const bool overtaken = locks_.is_overtaken(fetch);

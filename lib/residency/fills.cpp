@@ -14,9 +14,9 @@ bool Fills::satisfied(const Target &target) const
     if (target.wanted_slot != kNoSlot && here.slot != target.wanted_slot) return false;
     if (target.needs_bytes && !here.valid) return false;
     if (addresses_.guards(target.block, target.place))
-        return here.mapped == target.moves || blocks_[target.block].transfers == 0;
+        return here.is_mapped() == target.moves || blocks_[target.block].transfers == 0;
     if (target.needs_bytes) return true;
-    return here.valid || !places_[target.place].maps || here.mapped;
+    return here.valid || !places_[target.place].maps || here.is_mapped();
 }
 
 // Starts what the target lacks, or joins what is under way.
@@ -54,7 +54,7 @@ void Fills::start(Fetch &fetch, Target &target, Commands &out)
     } else if (target.needs_bytes) {
         if (blocks_.bytes_exist(target.block, target.tried)) return;
         transfer.kind = TransferKind::kZero;
-    } else if (places_[target.place].maps && !here.mapped &&
+    } else if (places_[target.place].maps && !here.is_mapped() &&
                !addresses_.guards(target.block, target.place)) {
         transfer.kind = TransferKind::kMap;
     } else {

@@ -17,7 +17,7 @@ bool Gates::lies_whole(TensorId id, PlaceId place) const
         const Replica &here = blocks_.replica(first + index, place);
         const Block &block = blocks_[first + index];
         if (!here.valid || here.filling || here.doomed) return false;
-        if (addresses_.guards(first + index, place) && !here.mapped) return false;
+        if (addresses_.guards(first + index, place) && !here.is_mapped()) return false;
         if (block.writers > 0 && block.writer_place != place) return false;
         if (!places_[place].maps && here.slot != slot + (index - range.first)) return false;
     }

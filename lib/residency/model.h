@@ -14,6 +14,12 @@
 namespace stepwell::residency {
 
 // One block at one place.
+enum class Mapped : uint8_t {  // at a place that maps: the slot is at the tensor's address
+    kNot,
+    kReadable,
+    kWritable
+};
+
 struct Replica {
     Slot slot = kNoSlot;
     Slot last_slot = kNoSlot;  // before it left; at a place that maps it may still be mapped
@@ -26,12 +32,13 @@ struct Replica {
     bool listed = false;       // in the place's list of recency
     bool valid = false;        // has the newest bytes
     bool filling = false;      // a transfer writes it
-    bool mapped = false;       // at a place that maps: the slot is at the tensor's address
+    Mapped mapped = Mapped::kNot;
     bool doomed = false;       // dropped as soon as no transfer uses it
     bool evicting = false;     // dropped after its write-back, unless a fetch needs it meanwhile
     bool fresh : 1 = false;    // prefetched and not used yet
     bool planned : 1 = false;  // brought by a plan; counted when it is used or leaves
     bool rests : 1 = false;    // in the list, among those that are known not to leave
+    [[nodiscard]] bool is_mapped() const { return mapped != Mapped::kNot; }
 };
 static_assert(sizeof(Replica) == 40);  // one for each block and place
 
@@ -229,7 +236,6 @@ struct Fetch {
 };
 
 enum class Room : uint8_t { kTaken, kComing, kStuck, kNever, kAgain };  // what a fetch found of it
-using Blocked = std::array<bool, kPlacesMax>;      // places an earlier fetch waits for
 using BlockRange = std::pair<uint32_t, uint32_t>;  // indexes in the pack, end exclusive
 
 // Readers at other places still conflict: a block is written at one place at a time.
@@ -237,6 +243,17 @@ inline bool beside_readers(const Fetch &fetch)
 {
     return (fetch.asked.flags & kFetchBesideReaders) != 0;
 }
+
+// Places where an earlier fetch waits for room.
+struct Blocked {
+    std::array<bool, kPlacesMax> to_all{};
+    // An access without a view waits for views to end: who has these may need more until then.
+    std::array<bool, kPlacesMax> to_touches{};
+    [[nodiscard]] bool is_behind(const Fetch &fetch, PlaceId place) const
+    {
+        return to_all[place] || (to_touches[place] && beside_readers(fetch));
+    }
+};
 
 inline bool is_hint(const Fetch &fetch)
 {

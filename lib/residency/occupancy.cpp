@@ -77,7 +77,7 @@ void Occupancy::settle_target(const Flight &flight, bool ok, Commands &out)
     }
     if (ok) {
         if (!addresses_.guards(transfer.block, transfer.to)) {
-            here.mapped = true;
+            here.mapped = Mapped::kWritable;
             places_.arena(transfer.to).note_mapped(here.slot, transfer.block);
         }
         if (transfer.kind != TransferKind::kMap) here.valid = true;
@@ -210,7 +210,8 @@ void Occupancy::free_slot(BlockId id, PlaceId place, Commands &out)
     if (pack.resident[place] == 0) set_run(pack, place, kNoSlot);
     here.last_slot = here.slot;
     here.slot = kNoSlot;
-    here.valid = here.doomed = here.mapped = here.fresh = here.filling = false;
+    here.valid = here.doomed = here.fresh = here.filling = false;
+    here.mapped = Mapped::kNot;
 }
 
 void Occupancy::take_slot(PlaceId place, BlockId block, bool whole, Slot slot, Commands &out)

@@ -215,10 +215,14 @@ public:
     {
         return addresses_.guards(block, place);
     }
+    [[nodiscard]] bool shows(BlockId block, PlaceId place, bool writable) const
+    {
+        return addresses_.shows(block, place, writable);
+    }
     // Such a block is mapped at its address, and not in the arena.
     [[nodiscard]] bool is_mapped(BlockId block, PlaceId place) const
     {
-        return blocks_.replica(block, place).mapped;
+        return blocks_.replica(block, place).is_mapped();
     }
 
 protected:

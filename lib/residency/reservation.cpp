@@ -11,7 +11,7 @@ bool Reservation::is_behind(const Fetch &fetch, const Blocked &blocked) const
 {
     const std::vector<Target> &targets = fetch.targets;
     const PlaceId place = targets.front().place;
-    if (!blocked[place] || targets.back().place != place) return false;
+    if (!blocked.is_behind(fetch, place) || targets.back().place != place) return false;
     return std::any_of(targets.begin(), targets.end(), [&](const Target &target) {
         return blocks_.replica(target.block, place).slot == kNoSlot;
     });
@@ -62,7 +62,7 @@ Room Reservation::try_reserve(Fetch &fetch, Blocked &blocked, Commands &out)
         result = admit_guests(fetch, place, out);
     for (PlaceId place = 0; place < places_.count() && result == Room::kTaken; ++place) {
         if (needed[place] + needed_whole[place] == 0) continue;
-        if (blocked[place]) {
+        if (blocked.is_behind(fetch, place)) {
             result = Room::kComing;
             break;
         }
@@ -72,9 +72,10 @@ Room Reservation::try_reserve(Fetch &fetch, Blocked &blocked, Commands &out)
     if (result == Room::kTaken) take_room(fetch, out);
     if (result == Room::kTaken || result == Room::kAgain) return result;
     if ((fetch.asked.flags & kFetchPrefetch) != 0) return result;  // nobody waits for a hint
-    for (PlaceId place = 0; place < places_.count(); ++place) {
-        if (needed[place] + needed_whole[place] > 0) blocked[place] = true;
-    }
+    const bool gives_way = beside_readers(fetch) && result == Room::kStuck;
+    std::array<bool, kPlacesMax> &to = gives_way ? blocked.to_touches : blocked.to_all;
+    for (PlaceId place = 0; place < places_.count(); ++place)
+        to[place] |= needed[place] + needed_whole[place] > 0;
     return result;
 }
 
@@ -103,8 +104,9 @@ void Reservation::take_room(Fetch &fetch, Commands &out)
             order_.count_in(target.block, target.place);
             addresses_.clear(target.block, target.place);
             // The slot was not used by another block since, so it is still at the address.
-            here.mapped = here.slot == here.last_slot &&
-                          places_.arena(target.place).is_mapped(here.slot, target.block);
+            const bool mapped = here.slot == here.last_slot &&
+                                places_.arena(target.place).is_mapped(here.slot, target.block);
+            here.mapped = mapped ? Mapped::kWritable : Mapped::kNot;
         }
         occupancy_.hold(target.block, target.place);
     }

@@ -37,7 +37,8 @@ Room RunPlanner::plan_all(Fetch &fetch, bool tight, const Blocked &blocked, Comm
             places_[first->place].maps || places_.is_nvme(first->place) || first->home;
         if (anywhere || count == 1) continue;
         if (run_lies(first, count)) continue;
-        if (blocked[first->place] || transfers_.is_rearranging(first->place)) return Room::kComing;
+        if (blocked.is_behind(fetch, first->place) || transfers_.is_rearranging(first->place))
+            return Room::kComing;
         const Room room = plan_run(fetch, first, count, tight, out);
         if (room != Room::kTaken) return room;
     }

@@ -206,6 +206,83 @@ TEST(a_touch_waits_for_room_that_views_of_other_threads_take)
     machine_close(runtime);
 }
 
+static void join_soon(const work *mine)
+{
+    const uint64_t begin_ns = clock_ns();
+    while (pthread_tryjoin_np(mine->thread, NULL) != 0) {
+        if (clock_ns() - begin_ns > 20 * SECOND_NS) fail_msg("the access is not made");
+        sched_yield();
+    }
+    ok(mine->status);
+}
+
+static stw_view view_of_first_block(stw_runtime *runtime, stw_tensor *tensor, uint32_t access)
+{
+    stw_fetch_request request = request_of(tensor, access);
+    request.element_count = BLOCK / 4;
+    stw_view view;
+    ok(stw_fetch(runtime, NULL, &request, 1, &view));
+    return view;
+}
+
+/*
+ * Room for one of the two blocks of x, of which another thread may wait for the last one. What a
+ * touch waits for may last for as long as its thread goes on: the view of an array that the thread
+ * reads.
+ */
+TEST(a_touch_is_made_as_soon_as_a_view_of_the_program_shows_its_block)
+{
+    const machine small = machine_touched();
+    for (int each = 0; each < 4; ++each) {
+        const int writes = each % 2, behind = each / 2;
+        stw_runtime *runtime = machine_open_as(small);
+        stw_tensor *wide = tensor_f32(runtime, "wide", (small.device_blocks - 1) * BLOCK / 4);
+        stw_tensor *tensor = tensor_of(runtime, "x", 1.0F);
+        work first = {.address = touched_address(tensor)}, last = first;
+        last.address += BLOCK / 4;
+        ok(stw_tensor_fill(wide, 2.0, NULL));
+        stw_view rest = view_get(runtime, wide, STW_READ);
+        void *(*const body)(void *) = writes ? touch_to_write : touch;
+        if (behind) {
+            begin(&last, body);
+            await_touches(runtime, "x", !writes, (unsigned)writes);
+        }
+        begin(&first, body);
+        await_touches(runtime, "x", writes ? 0 : 1 + behind, writes ? 1 + behind : 0);
+        stw_view view = view_of_first_block(runtime, tensor, STW_READ_WRITE);
+        join_soon(&first);
+        view_put(&view);
+        view_put(&rest);
+        if (behind) join_soon(&last);
+        assert_float(touched_read(first.address), writes ? 7.0F : 1.0F);
+        assert_float(touched_read(last.address), writes && behind ? 7.0F : 1.0F);
+        machine_close(runtime);
+    }
+}
+
+TEST(a_touch_to_write_waits_where_its_block_is_shown_for_reading)
+{
+    const machine small = machine_touched();
+    stw_runtime *runtime = machine_open_as(small);
+    stw_tensor *wide = tensor_f32(runtime, "wide", (small.device_blocks - 1) * BLOCK / 4);
+    work other = {.tensor = tensor_of(runtime, "x", 1.0F)};
+    other.address = touched_address(other.tensor);
+    ok(stw_tensor_fill(wide, 2.0, NULL));
+    stw_view rest = view_get(runtime, wide, STW_READ);
+    begin(&other, touch_to_write);
+    await_touches(runtime, "x", 0, 1);
+    stw_view view = view_of_first_block(runtime, other.tensor, STW_READ);
+    for (int i = 0; i < 1000; ++i) sched_yield();
+    unsigned counts[2];
+    touched_counts(runtime, "x", counts);
+    assert_int_equal(counts[1], 1);
+    view_put(&rest);
+    join_soon(&other);
+    assert_float(((const volatile float *)view.pointer)[0], 7.0F);
+    view_put(&view);
+    machine_close(runtime);
+}
+
 TEST(who_waits_for_a_view_gets_on_when_it_ends_beside_a_touch)
 {
     stw_runtime *runtime = machine_open_as(machine_touched());
@@ -466,6 +543,49 @@ TEST(other_calls_get_on_beside_touches_of_another_thread)
         join(&others[i]);
     }
     ok(stw_optimizer_destroy(optimizer));
+    machine_close(runtime);
+}
+
+/* What only its own views leave no room for is refused, however much other threads touch, and what
+ * there is room for is granted. */
+TEST(a_fetch_beside_touches_of_other_threads_is_granted_or_refused_at_once)
+{
+    const machine small = machine_touched();
+    stw_runtime *runtime = machine_open_as(small);
+    stw_tensor *most = tensor_f32(runtime, "most", (small.device_blocks - 2) * BLOCK / 4);
+    stw_tensor *three = tensor_f32(runtime, "three", 3 * BLOCK / 4);
+    stw_tensor *wide = tensor_f32(runtime, "wide", 3 * BLOCK / 4);
+    work others[3], waits = {.address = touched_address(wide)};
+    ok(stw_tensor_fill(most, 2.0, NULL));
+    ok(stw_tensor_fill(three, 3.0, NULL));
+    ok(stw_tensor_fill(wide, 4.0, NULL));
+    for (int i = 0; i < 3; ++i) {
+        const char *const names[] = {"x", "y", "z"};
+        others[i] = (work){.address = touched_address(tensor_of(runtime, names[i], 1.0F))};
+        begin(&others[i], touch_again_and_again);
+    }
+    const uint64_t begin_ns = clock_ns();
+    for (int round = 0; round < 200; ++round) {
+        stw_view view = view_get(runtime, most, STW_READ);
+        if (round % 20 == 0) {
+            const stw_fetch_request request = request_of(three, STW_READ);
+            stw_view none;
+            unsigned counts[2];
+            touched_counts(runtime, "wide", counts);
+            begin(&waits, touch);
+            await_touches(runtime, "wide", counts[0] + 1, 0);
+            fails(stw_fetch(runtime, NULL, &request, 1, &none), STW_ERROR_BUDGET, "three");
+            view_put(&view);
+            join(&waits);
+            continue;
+        }
+        view_put(&view);
+    }
+    assert_true(clock_ns() - begin_ns < 60 * SECOND_NS);
+    for (int i = 0; i < 3; ++i) {
+        __atomic_store_n(&others[i].ends, 1, __ATOMIC_RELEASE);
+        join(&others[i]);
+    }
     machine_close(runtime);
 }
 

@@ -13,6 +13,7 @@ import support
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 if HAS_TORCH:
+    import numpy
     import torch
     from torch import nn
 
@@ -107,6 +108,27 @@ class Threads(unittest.TestCase):
             assert all(parameter.norm().isfinite() for parameter in model.parameters())
             assert all(value.isfinite().all() for value in model.state_dict().values())
         self.assertEqual(self.waits(read, 16), self.losses(0))
+
+    @unittest.skipUnless(support.DEVICE == "cpu", "memory of a device has no addresses that fault")
+    def test_a_thread_that_reads_arrays_of_weights_without_end_holds_up_nothing(self):
+        ends, others, rounds = threading.Event(), [], []
+
+        def read(arrays):
+            while not ends.is_set():
+                assert all(numpy.isfinite(array.sum()) for array in arrays)
+                rounds.append(0)
+
+        def during(model):
+            if not others:
+                arrays = [parameter.detach().numpy() for parameter in model.parameters()]
+                others.append(Other(lambda: read(arrays)))
+        try:
+            found = self.losses(16, during)
+        finally:
+            ends.set()
+            others[0].join()
+        self.assertEqual(found, self.losses(0))
+        self.assertTrue(rounds)
 
     def test_a_thread_that_a_call_waits_for_is_told_so(self):
         class Asking(nn.Module):

@@ -237,7 +237,7 @@ Status Budgets::check_undo(const BudgetChange &change) const
 
 Status Budgets::empty_down_to(const BudgetChange &change)
 {
-    residency::Instant since = 0;  // since when nothing moves
+    Touches::Patience patience(machine_.touches.get(), change.deadline);
     for (;;) {
         uint64_t left = 0;
         uint64_t seen = 0;
@@ -250,10 +250,8 @@ Status Budgets::empty_down_to(const BudgetChange &change)
             if (left > 0 && !moves) refusal = core.shrink_refusal(change.place, change.after);
         });
         if (left == 0) return {};
-        const residency::Instant now = dispatch_.now();
-        since = moves ? 0 : since == 0 ? now : since;
-        const residency::Instant patience = std::min(change.deadline, since + Touches::kPatienceNs);
-        if (!moves && machine_.touches && now < patience && machine_.touches->clear_way()) continue;
+        if (moves) patience.begin_anew();
+        if (!moves && patience.clear_way()) continue;
         if (!moves) return refusal;
         MutexLock lock(dispatch_.mutex());
         while (dispatch_.progress() == seen) STW_TRY(wait_for_budget(change, "blocks to leave it"));

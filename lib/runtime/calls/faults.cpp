@@ -18,7 +18,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <optional>
 #include <system_error>
 #include <utility>
 
@@ -100,6 +99,7 @@ stw_tensor *Faults::tensor_at(uintptr_t address, PlaceId *place_out)
 Status Faults::serve(const MemoryFault &fault)
 try {
     RequestedRange range;
+    residency::BlockId touched = residency::kNone;
     bool writes = fault.writes;
     {
         const MutexLock lock(dispatch_.mutex());
@@ -111,10 +111,10 @@ try {
         }
         const auto own = reinterpret_cast<uintptr_t>(range.tensor->addresses[range.place]);
         const residency::TensorBlocks blocks = dispatch_.core.blocks_of(range.tensor->id);
-        const auto block = static_cast<residency::BlockId>(
+        touched = static_cast<residency::BlockId>(
             blocks.first + (blocks.offset + (fault.address - own)) / machine_.block_bytes);
         // On processors that do not report it: a fault on a readable block is a write.
-        writes |= !FaultWatch::kSaysWrites && dispatch_.core.is_mapped(block, range.place);
+        writes |= !FaultWatch::kSaysWrites && dispatch_.core.is_mapped(touched, range.place);
         TensorNotes &notes = range.tensor->notes;
         ++(writes ? notes.write_touches : notes.read_touches);
     }
@@ -142,7 +142,7 @@ try {
         const CopyWaits waits(dispatch_, *machine_.touches, views_.copied_by(fault.thread));
         do {
             begin = dispatch_.now();
-            status = fetch_or_fill(range, views_.number_of(fault.thread));
+            status = fetch_or_fill(range, touched, views_.number_of(fault.thread));
         } while (status.code() == STW_ERROR_INTERRUPTED && interrupted_since(begin));
     }
     if (status.ok()) return status;
@@ -179,7 +179,8 @@ bool Faults::is_shown(const RequestedRange &range)
 }
 
 // A speculative update is read before its verdict, which this thread may have to give.
-Status Faults::fetch_touched(const RequestedRange &range, uint32_t owner)
+Status Faults::fetch_touched(const RequestedRange &range, residency::BlockId touched,
+                             uint32_t owner)
 {
     std::vector<stw_view> weaker;
     if (machine_.touches->has(range.tensor, range.access != STW_READ, is_shown(range), &weaker))
@@ -190,7 +191,7 @@ Status Faults::fetch_touched(const RequestedRange &range, uint32_t owner)
     plan.owner = owner;
     plan.flags = STW_FETCH_HAND_OVER | STW_FETCH_WAIT_ROOM;  // no call that a refusal returns from
     if (range.access == STW_READ) plan.flags |= STW_FETCH_SPECULATED;
-    plan.beside_readers = true;  // the program may write to memory while it holds a READ view of it
+    plan.touched = touched;  // the program may write to memory while it holds a READ view of it
     stw_view view{};
     residency::FetchId before = 0;
     residency::ClaimId claim = 0;
@@ -200,7 +201,10 @@ Status Faults::fetch_touched(const RequestedRange &range, uint32_t owner)
         before = dispatch_.core.last_fetch();
         claim = dispatch_.core.claimed_by(range.tensor->id);
     }
-    STW_TRY(fetches_.fetch(std::move(plan), &view));
+    Status status = fetches_.fetch(std::move(plan), &view);
+    // A view of the program shows it, and may last until this access has been made.
+    if (status.code() == STW_ERROR_EXISTS) return {};
+    STW_TRY(std::move(status));
     views_.slot(ViewTable::index_of(view.cookie)).step = 0;  // not of a step of the program
     machine_.touches->keep(view);
     // Whatever began to wait since `before` could not end this view, so end it here. An older fetch
@@ -221,16 +225,28 @@ bool Faults::interrupted_since(residency::Instant begin)
     return !dispatch_.interrupted_since(begin).ok();
 }
 
-// The first write to an empty tensor; the rest of it must not show bytes of another one. The zeros
-// are for the first of several threads that write: the others come after it, and find contents.
-Status Faults::fetch_or_fill(const RequestedRange &range, uint32_t owner)
+bool Faults::shows(const RequestedRange &range, residency::BlockId touched)
 {
-    std::optional<Touches::Turn> turn;
-    if (!is_waited_for(owner, range.tensor)) turn.emplace(*machine_.touches, range.tensor);
-    Status status = fetch_touched(range, owner);
+    const MutexLock lock(dispatch_.mutex());
+    return dispatch_.core.shows(touched, range.place, range.access != STW_READ);
+}
+
+// The first write to an empty tensor; the rest of it must not show bytes of another one. The zeros
+// are for the first of several threads that write: the others come after it, and find contents. The
+// one whose turn it is may wait for a view that shows this one its block.
+Status Faults::fetch_or_fill(const RequestedRange &range, residency::BlockId touched,
+                             uint32_t owner)
+{
+    constexpr uint64_t kLookNs = 1'000'000;
+    Touches::Turn turn(*machine_.touches);
+    const bool waits = !is_waited_for(owner, range.tensor);
+    while (waits && !turn.take(range.tensor, kLookNs)) {
+        if (shows(range, touched)) return {};
+    }
+    Status status = fetch_touched(range, touched, owner);
     if (status.code() != STW_ERROR_EMPTY || range.access == STW_READ) return status;
     STW_TRY(machine_.pipeline->zero(range.tensor->id, range.tensor->bytes));
-    return fetch_touched(range, owner);
+    return fetch_touched(range, touched, owner);
 }
 
 void Faults::give_way()

@@ -41,9 +41,11 @@ private:
     Status serve(const MemoryFault &fault) override;
     bool interrupted_since(residency::Instant begin);
     bool is_waited_for(uint32_t owner, const stw_tensor *tensor);
-    Status fetch_touched(const RequestedRange &range, uint32_t owner);
+    // touched: the block of the access.
+    Status fetch_touched(const RequestedRange &range, residency::BlockId touched, uint32_t owner);
     bool is_shown(const RequestedRange &range) STW_EXCLUDES(runtime_lock);
-    Status fetch_or_fill(const RequestedRange &range, uint32_t owner);
+    bool shows(const RequestedRange &range, residency::BlockId touched) STW_EXCLUDES(runtime_lock);
+    Status fetch_or_fill(const RequestedRange &range, residency::BlockId touched, uint32_t owner);
 
     AddressTable &addresses_;
     ViewEnds &ends_;

@@ -46,11 +46,12 @@ residency::FetchAsked Fetches::asked_of(const Waiter &waiter) const
     };
     if (std::all_of(waiter.plan.ranges.begin(), waiter.plan.ranges.end(), lent))
         asked.flags |= residency::kFetchLent;
-    if (waiter.plan.beside_readers) asked.flags |= residency::kFetchBesideReaders;
+    asked.touched = waiter.plan.touched;
+    if (is_touch(waiter.plan)) asked.flags |= residency::kFetchBesideReaders;
     const auto viewed = [&](const RequestedRange &range) STW_REQUIRES(runtime_lock) {
         return sleepers_.has_own_view(waiter, range.tensor);
     };
-    if (waiter.plan.beside_readers &&
+    if (is_touch(waiter.plan) &&
         std::all_of(waiter.plan.ranges.begin(), waiter.plan.ranges.end(), viewed))
         asked.flags |= residency::kFetchAhead;
     for (const RequestedRange &range : waiter.plan.ranges) {
@@ -157,16 +158,12 @@ Status Fetches::sticky_errors(const FetchPlan &plan)
 Status Fetches::fetch(FetchPlan plan, stw_view *views_out)
 {
     if (!machine_.touches) return fetch_once(std::move(plan), views_out);
-    const residency::Instant deadline = dispatch_.deadline(plan.timeout_ns);
+    Touches::Patience patience(machine_.touches.get(), dispatch_.deadline(plan.timeout_ns));
     for (;;) {
-        const uint64_t before = machine_.touches->changes();
         Status status = fetch_once(FetchPlan(plan), views_out);
-        const bool gone = machine_.touches->changes() != before;
-        const bool room =
-            status.code() == STW_ERROR_BUDGET && (machine_.touches->in_the_way() || gone);
+        const bool room = status.code() == STW_ERROR_BUDGET;
         const bool lock = status.code() == STW_ERROR_BUSY && machine_.touches->any();
-        if ((!room && !lock) || dispatch_.now() >= deadline) return status;
-        if (!machine_.touches->clear_way()) dispatch_.give_way();
+        if ((!room && !lock) || !patience.clear_way()) return status;
     }
 }
 
@@ -261,7 +258,7 @@ void Fetches::undo_grants(const FetchPlan &plan, const std::vector<residency::Gr
             release.byte_begin = scratch ? 0 : range.byte_begin;
             release.byte_count = scratch ? sum_bytes(range) : range.byte_count;
             release.abandon = range.access == STW_WRITE || range.access == STW_REDUCE;
-            release.beside_readers = plan.beside_readers;
+            release.beside_readers = is_touch(plan);
             core.release(release, out);
         }
     });
@@ -342,7 +339,7 @@ Status Fetches::evict(stw_tensor *const *tensors, uint32_t n, PlaceId place, uin
     const residency::Instant deadline = dispatch_.deadline(begin, timeout_ns);
     std::vector<residency::BlockId> left;
     list_blocks(tensors, n, place, &left);
-    residency::Instant since = 0;  // since when nothing moves
+    Touches::Patience patience(machine_.touches.get(), deadline);
     for (;;) {
         uint64_t seen = 0;
         bool moves = false;
@@ -355,13 +352,8 @@ Status Fetches::evict(stw_tensor *const *tensors, uint32_t n, PlaceId place, uin
             seen = dispatch_.progress() + 1;  // this event counts as progress
         });
         if (left.empty()) return {};
-        const bool touched = machine_.touches && machine_.touches->any();
-        if (touched) dispatch_.give_way();
-        const residency::Instant now = dispatch_.now();
-        since = moves ? 0 : since == 0 ? now : since;
-        if (!moves && machine_.touches && now < std::min(deadline, since + Touches::kPatienceNs) &&
-            (touched || machine_.touches->clear_way()))
-            continue;
+        if (moves) patience.begin_anew();
+        if (!moves && patience.clear_way()) continue;
         if (!moves) {
             return Status::error(STW_ERROR_BUSY,
                                  "%zu blocks cannot leave the tier; %s has open views "
@@ -579,7 +571,7 @@ void Fetches::open_view(uint32_t slot, const RequestedRange &range, const reside
     view.by_gate = grant.by_gate;
     view.dtype = static_cast<uint8_t>(range.dtype);
     view.absent = is_absent(waiter.plan);
-    view.touched = waiter.plan.beside_readers;
+    view.touched = is_touch(waiter.plan);
     const auto [pointer, there] = located;
     const memory::Tier &at = machine_.tiers[grant.place];
     if (at.streams && pointer) view.first_slot = at.slots_of(there, view_bytes(range)).first;

@@ -84,7 +84,7 @@ struct FetchPlan {
     std::vector<RequestedRange> gathered;  // gathered tensors to be pinned
     std::vector<RequestedRange> absent;    // gathered, without bytes for this rank
     uint32_t flags = 0;                    // STW_FETCH_*
-    bool beside_readers = false;           // see kFetchBesideReaders
+    residency::BlockId touched = residency::kNone;  // of an access without a view, see FetchAsked
     int32_t priority = 0;
     uint64_t step = 0;
     uint32_t owner = 0;  // for which thread; 0: the calling one
@@ -96,6 +96,11 @@ struct FetchPlan {
 inline bool is_absent(const FetchPlan &plan)
 {
     return (plan.flags & STW_FETCH_ABSENT) != 0;
+}
+
+inline bool is_touch(const FetchPlan &plan)
+{
+    return plan.touched != residency::kNone;
 }
 
 class AnswerListener;

@@ -113,20 +113,38 @@ bool Touches::clear_way()
     return true;
 }
 
+bool Touches::Patience::clear_way()
+{
+    if (!touches_) return false;
+    const residency::Instant now = Dispatcher::now();
+    if (end_ == 0) end_ = std::min(deadline_, now + kNs);
+    if (now >= end_) return false;
+    const bool ends = touches_->clear_way();
+    const uint64_t before = std::exchange(seen_, touches_->changes());
+    return ends || seen_ != before;
+}
+
 bool Touches::is_served(const stw_tensor *tensor) const
 {
     return std::find(served_.begin(), served_.end(), tensor) != served_.end();
 }
 
-Touches::Turn::Turn(Touches &touches, const stw_tensor *tensor) : touches_(touches), tensor_(tensor)
+bool Touches::Turn::take(const stw_tensor *tensor, uint64_t patience_ns)
 {
+    const residency::Instant end = Dispatcher::now() + patience_ns;
     MutexLock lock(touches_.mutex_);
-    while (touches_.is_served(tensor_)) touches_.over_.wait(touches_.mutex_);
-    touches_.served_.push_back(tensor_);
+    while (touches_.is_served(tensor)) {
+        if (Dispatcher::now() >= end) return false;
+        (void)touches_.over_.wait_until(touches_.mutex_, end);
+    }
+    touches_.served_.push_back(tensor);
+    tensor_ = tensor;
+    return true;
 }
 
 Touches::Turn::~Turn()
 {
+    if (!tensor_) return;
     {
         MutexLock lock(touches_.mutex_);
         std::vector<const stw_tensor *> &served = touches_.served_;

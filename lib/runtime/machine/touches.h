@@ -54,25 +54,42 @@ public:
     [[nodiscard]] bool any() const { return any_.load(std::memory_order_relaxed); }
     // True also while other threads serve faults, which may leave views open.
     [[nodiscard]] bool in_the_way() const;
-    // Ends such views, or waits for a moment for those that are about to come. False: there are
-    // none.
-    bool clear_way();
-    // How long a call that finds views in its way looks again after those of touches have ended:
-    // what then is there again and again is the program's, whatever other threads touch.
-    static constexpr uint64_t kPatienceNs = 100'000'000;
+    // Of a call that finds views in its way, again and again. touches: null where there are none.
+    class Patience {
+    public:
+        Patience(Touches *touches, residency::Instant deadline)
+            : touches_(touches), deadline_(deadline), seen_(touches ? touches->changes() : 0)
+        {
+        }
+        // Ends views of touches, or waits for a moment for those that are about to come: the call
+        // looks again. False: there were none, or what has been in the way for so long is the
+        // program's, whatever other threads touch.
+        [[nodiscard]] bool clear_way();
+        void begin_anew() { end_ = 0; }
+
+    private:
+        static constexpr uint64_t kNs = 100'000'000;
+
+        Touches *const touches_;
+        const residency::Instant deadline_;
+        residency::Instant end_ = 0;  // 0: nothing was in the way yet
+        uint64_t seen_;               // changes()
+    };
     // How long a view stays at least beside a fetch that waits for room.
     static constexpr uint64_t kLeastNs = 500'000;
     // Serialises the faults of one tensor: a second one would wait for the view of the first.
     class Turn {
     public:
-        Turn(Touches &touches, const stw_tensor *tensor);
+        explicit Turn(Touches &touches) : touches_(touches) {}
         Turn(const Turn &) = delete;
         Turn &operator=(const Turn &) = delete;
         ~Turn();
+        // False: another one has it still when the time has passed.
+        [[nodiscard]] bool take(const stw_tensor *tensor, uint64_t patience_ns);
 
     private:
         Touches &touches_;
-        const stw_tensor *const tensor_;
+        const stw_tensor *tensor_ = nullptr;  // of which it is this one's turn
     };
     // True if there is a view of the tensor that allows the access, and shows its bytes still. A
     // view that does not is moved to `in_the_way`, for the caller to release.
@@ -123,6 +140,7 @@ private:
         STW_REQUIRES(runtime_lock);
     [[nodiscard]] bool is_seen(const ViewTable &views, residency::TensorId tensor,
                                bool with_shared) const STW_REQUIRES(runtime_lock);
+    bool clear_way();
     [[nodiscard]] bool is_served(const stw_tensor *tensor) const STW_REQUIRES(mutex_);
     Status start_thread() STW_REQUIRES(mutex_);
     void run();

@@ -46,7 +46,7 @@ bool Sleepers::reads_lent(uint32_t flags, const stw_tensor *tensor) const
 // it, and waits for the view, lets the touch pass.
 bool Sleepers::goes_ahead(const Waiter &waiter, residency::TensorId tensor) const
 {
-    return waiter.plan.beside_readers &&
+    return is_touch(waiter.plan) &&
            (dispatch_.core.claim_stage(tensor) == residency::ClaimStage::kNext ||
             !residency::is_exclusive(dispatch_.core.claimed_by(tensor)));
 }
@@ -63,7 +63,7 @@ bool Sleepers::waits_for_itself(const Waiter &waiter, std::string *tensor_out)
         if (!own || view.scratch != residency::kNone || view.touched) continue;
         for (const RequestedRange &range : waiter.plan.ranges) {
             if (range.scratch != residency::kNone) continue;
-            const bool beside = waiter.plan.beside_readers && view.place == range.place;
+            const bool beside = is_touch(waiter.plan) && view.place == range.place;
             const bool writes = view.access != STW_READ || (range.access != STW_READ && !beside);
             const residency::ClaimStage stage = dispatch_.core.claim_stage(range.tensor->id);
             const bool lent = stage == residency::ClaimStage::kLent &&
@@ -154,7 +154,7 @@ void Sleepers::before_unlock()
         Waiter *const waiter = dispatch_.find(sleeper.fetch);
         if (!waiter) continue;
         const bool early = (waiter->plan.flags & STW_FETCH_SPECULATED) != 0;
-        if ((early || waiter->plan.beside_readers) && !own_verdict(*waiter).ok())
+        if ((early || is_touch(waiter->plan)) && !own_verdict(*waiter).ok())
             waiter->cv.notify_all();
     }
 }
@@ -249,7 +249,7 @@ void Sleepers::await(Waiter &waiter, residency::TensorId tensor)
         if (Status own = own_verdict(waiter); !own.ok()) {
             // An access without a view reads what is there: an update that waits for the verdict
             // has nothing out.
-            const bool touches = waiter.plan.beside_readers;
+            const bool touches = is_touch(waiter.plan);
             const bool barred =
                 !touches || dispatch_.core.lend_once(tensor, waiter.fetch, dispatch_.loop.out);
             if (barred) dispatch_.core.cancel(waiter.fetch, std::move(own), dispatch_.loop.out);

@@ -68,12 +68,14 @@ protected:
         request.byte_count = core_->spec(tensor).bytes;
         return request;
     }
-    FetchId ask(std::vector<Request> requests, uint32_t flags = 0, Instant deadline = kNever)
+    FetchId ask(std::vector<Request> requests, uint32_t flags = 0, Instant deadline = kNever,
+                BlockId touched = kNone)
     {
         FetchAsked asked;
         asked.requests = std::move(requests);
         asked.flags = flags;
         asked.deadline = deadline;
+        asked.touched = touched;
         if ((flags & kFetchPrefetch) != 0) asked.urgency = Class::kHint;
         asked_.push_back(asked);
         Commands out;

@@ -80,6 +80,68 @@ TEST_F(TouchesTest, WhatATransferReadsIsExposedBeyondTheViewBesideIt)
     EXPECT_FALSE(core_->is_exposed(a_, false));
 }
 
+// Room for one of its two blocks. A write waits until the block is shown for writing.
+TEST_F(TouchesTest, ATouchIsMadeOnceAViewShowsItsBlock)
+{
+    TensorSpec wanted = spec("two", 2 * kBlock);
+    wanted.guarded = true;
+    const TensorId two = create_filled(wanted);
+    const TensorId most = create_filled(spec("most", 3 * kBlock));
+    evict(two);
+    const BlockId first = core_->blocks_of(two).first;
+    const auto touch_of = [&](BlockId block, Access access) {
+        return ask({all_of(two, access)}, kFetchBesideReaders | kFetchWaitRoom, kNever, block);
+    };
+    const auto is_made = [&](FetchId touched) {
+        return refused_.count(touched) > 0 && refused_[touched].code() == STW_ERROR_EXISTS;
+    };
+    const FetchId rest = ask(most, Access::kRead);
+    const FetchId elsewhere = touch_of(first + 1, Access::kRead);
+    const FetchId reads = touch_of(first, Access::kRead);
+    const FetchId writes = touch_of(first, Access::kReadWrite);
+    Request half = all_of(two, Access::kRead);
+    half.byte_count = kBlock;
+    const FetchId reader = ask({half});
+    finish_all();
+    ASSERT_TRUE(granted(reader));
+    EXPECT_TRUE(is_made(reads));
+    EXPECT_FALSE(is_made(writes));
+    release(reader);
+    half.access = Access::kReadWrite;
+    const FetchId writer = ask({half});
+    ASSERT_TRUE(granted(writer));
+    EXPECT_TRUE(is_made(writes));
+    release(writer);
+    EXPECT_FALSE(is_made(elsewhere));
+    release(rest);
+    finish_all();
+    ASSERT_TRUE(granted(elsewhere));
+    release(elsewhere);
+}
+
+// Its thread may wait for nobody; who holds what it waits for may need more before that ends.
+TEST_F(TouchesTest, ATouchThatWaitsForViewsBarsTouchesAlone)
+{
+    const TensorId most = create_filled(spec("most", 3 * kBlock));
+    const TensorId two = create_filled(spec("two", 2 * kBlock));
+    const TensorId last = create_filled(spec("last", kBlock));
+    for (const TensorId tensor : {two, last}) evict(tensor);
+    const FetchId view = ask(most, Access::kRead);
+    const uint32_t touches = kFetchBesideReaders | kFetchWaitRoom;
+    const FetchId wide = ask({all_of(two, Access::kRead)}, touches);
+    const FetchId narrow = ask({all_of(last, Access::kRead)}, touches);
+    EXPECT_FALSE(granted(wide));
+    EXPECT_FALSE(granted(narrow)) << "it would keep room from the one before it";
+    const FetchId program = ask(last, Access::kRead);
+    finish_all();
+    EXPECT_TRUE(granted(program));
+    for (const FetchId own : {program, view}) release(own);
+    finish_all();
+    EXPECT_TRUE(granted(wide));
+    EXPECT_TRUE(granted(narrow));
+    for (const FetchId touched : {wide, narrow}) release(touched);
+}
+
 TEST_F(TouchesTest, AClaimHidesWhatWasStillBroughtForATouch)
 {
     evict(a_);

@@ -7,6 +7,11 @@
 #include <algorithm>
 
 namespace stepwell::simulation {
+namespace {
+
+constexpr size_t kWaitingMax = 8;
+
+}  // namespace
 
 const Addresses::Shown *Addresses::at(PlaceId place, Slot slot) const
 {
@@ -17,7 +22,9 @@ const Addresses::Shown *Addresses::at(PlaceId place, Slot slot) const
 // Views and transfers have a pointer to one of the two places.
 void Addresses::check_unused(const char *what, PlaceId place, Slot slot)
 {
-    const Machine::Use use = machine_.use(place, slot);
+    Machine::Use use = machine_.use(place, slot);
+    if (const auto found = touched.find({place, slot}); found != touched.end())
+        use.views -= found->second;
     if (use.views + use.sources + use.targets == 0) return;
     journal_.fail("slot %u of place %u is %s under %u views, %u readers, %u writers", slot, place,
                   what, use.views, use.sources, use.targets);
@@ -58,7 +65,11 @@ bool Addresses::show(PlaceId place, Slot slot, PackId pack, uint32_t index, bool
 void Addresses::hide(PlaceId place, Slot slot)
 {
     journal_.line("  hide slot %u of place %u", slot, place);
-    if (table_.erase({place, slot}) == 0 && !machine_.is_away(place, slot)) {
+    const auto found = table_.find({place, slot});
+    if (found != table_.end()) {
+        hidden.insert(*found);
+        table_.erase(found);
+    } else if (!machine_.is_away(place, slot)) {
         journal_.fail("slot %u of place %u is hidden, and was not shown", slot, place);
     }
     machine_.bring_home(place, slot);
@@ -67,12 +78,54 @@ void Addresses::hide(PlaceId place, Slot slot)
 
 // ---------------------------------------------------------------------------------- the program --
 
+// A thread of the library serves an access of one that holds no view there.
+void Program::touch()
+{
+    std::vector<Request> choices;
+    for (const auto &[id, tensor] : model_.tensors) {
+        for (PlaceId place = 0; tensor.alive && place < setup_.config.places.size(); ++place) {
+            const bool allowed = (tensor.spec.policy.allowed & 1u << place) != 0;
+            if (allowed && setup_.config.places[place].blocks > 0 && is_aliased(id, place))
+                choices.push_back({id, Access::kRead, place, 0, tensor.spec.bytes});
+        }
+    }
+    if (choices.empty() || fetches_.size() >= kWaitingMax) return;
+    FetchAsked asked;
+    asked.requests = {choices[address_random_.below(choices.size())]};
+    asked.flags = kFetchBesideReaders | kFetchWaitRoom | kFetchLent;
+    const TensorBlocks blocks = machine_.core.blocks_of(asked.requests.front().tensor);
+    asked.touched = blocks.first + static_cast<BlockId>(address_random_.below(blocks.count));
+    ask(asked);
+}
+
+bool Program::is_shown(const FetchAsked &touch, const Addresses::Table &table) const
+{
+    const Request &request = touch.requests.front();
+    const ModelTensor &tensor = model_.tensors.at(request.tensor);
+    const TensorBlocks blocks = machine_.core.blocks_of(request.tensor);
+    return std::any_of(table.begin(), table.end(), [&](const auto &entry) {
+        const auto &[where, shown] = entry;
+        return where.first == request.place && shown.pack == tensor.pack &&
+               blocks.first + shown.index == touch.touched;
+    });
+}
+
+// An access that can be made waits for nothing.
+void Program::check_touches()
+{
+    for (const auto &[id, fetch] : fetches_) {
+        if (fetch.asked.touched == kNone || !machine_.core.is_blocked(id)) continue;
+        if (is_shown(fetch.asked, addresses_.table()))
+            journal_.fail("touch %llu waits, and its block is shown", (unsigned long long)id);
+    }
+}
+
 // Its own views see their blocks at the addresses, and may write there if they may write.
 void Program::check_views_shown()
 {
     for (const View &view : views_) {
         const PlaceId place = view->request.place;
-        if (!is_aliased(view->request.tensor, place)) continue;
+        if (!is_aliased(view->request.tensor, place) || view->touched) continue;
         const PackId pack = model_.tensors.at(view->request.tensor).pack;
         for (const Slot slot : view->pinned) {
             const Addresses::Shown *shown = addresses_.at(place, slot);
@@ -168,6 +221,8 @@ void Program::check_addresses()
 {
     if (!setup_.aliases) return;
     check_views_shown();
+    check_touches();
+    addresses_.hidden.clear();
     for (const auto &[where, shown] : addresses_.table()) {
         if (!journal_.failed()) check_shown(where.first, where.second, shown);
     }

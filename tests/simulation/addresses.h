@@ -33,6 +33,9 @@ public:
     [[nodiscard]] const Shown *at(PlaceId place, Slot slot) const;
 
     uint32_t refusals_percent = 0;  // of what comes to its address
+    // Views of accesses, which were made: nobody has a pointer of theirs.
+    std::map<std::pair<PlaceId, Slot>, uint32_t> touched;
+    Table hidden;  // in this event
 
 private:
     uint64_t refusals_ = 0;

@@ -159,6 +159,9 @@ bool Program::granted(Granted &granted, Commands &)
         View view = model_.open(asked.requests[i], grant, grant.by_gate, asked.claim, granted.fetch,
                                 (asked.flags & kFetchLent) != 0);
         view->internal = (asked.flags & kFetchInternal) != 0;
+        view->touched = asked.touched != kNone;
+        for (const Slot slot : view->pinned)
+            addresses_.touched[{view->request.place, slot}] += view->touched;
         view->owner = view->internal || asked.claim != 0 ? 0 : asked.owner;
         if (claim) {
             claim->fetch = 0;
@@ -183,8 +186,12 @@ bool Program::refused(Refused &refused, Commands &)
         return true;
     }
     const bool no_mapping = refused.status.code() == STW_ERROR_LIMIT && addresses_.take_refusal();
-    const std::string why =
-        no_mapping ? std::string() : model_.justify(found->second, refused.status);
+    const FetchAsked &touch = found->second.asked;
+    const bool is_made = touch.touched != kNone && refused.status.code() == STW_ERROR_EXISTS;
+    std::string why;
+    if (is_made && !is_shown(touch, addresses_.table()) && !is_shown(touch, addresses_.hidden))
+        why = "it was refused as shown, and was not";
+    if (!is_made && !no_mapping) why = model_.justify(found->second, refused.status);
     if (!why.empty())
         journal_.fail("fetch %llu: %s", (unsigned long long)refused.fetch, why.c_str());
     if (Claim *claim = claim_of(refused.fetch)) claim->fetch = 0;

@@ -51,7 +51,8 @@ struct ModelView {
     uint64_t owner = 0;  // 0: the library's own
     bool internal = false;
     bool by_gate = false;
-    bool lent = false;  // asked for with kFetchLent
+    bool lent = false;     // asked for with kFetchLent
+    bool touched = false;  // of an access without a view
     ClaimId claim = 0;
     FetchId fetch = kByGate;
     std::vector<Slot> slots;   // of the blocks the range covers

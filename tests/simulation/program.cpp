@@ -69,7 +69,11 @@ void Program::step()
         return;
     }
     machine_.events++;
-    act();
+    if (setup_.aliases && address_random_.chance(10)) {
+        touch();
+    } else {
+        act();
+    }
     check("a call");
 }
 

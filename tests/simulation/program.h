@@ -95,9 +95,12 @@ private:
         return setup_.aliases && setup_.config.places[place].maps &&
                model_.tensors.at(tensor).spec.guarded;
     }
+    void touch();
+    [[nodiscard]] bool is_shown(const FetchAsked &touch, const Addresses::Table &table) const;
     [[nodiscard]] bool has_view_of(TensorId id, PlaceId place, Slot slot, bool writes) const;
     [[nodiscard]] bool is_updated(TensorId id, PlaceId place, Slot slot) const;
     void check_views_shown();
+    void check_touches();
     [[nodiscard]] bool is_read_under_claim(TensorId id) const;
     void check_seen(const ModelTensor &tensor, const std::string &name, uint32_t index,
                     const Image &image);

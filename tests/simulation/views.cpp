@@ -55,6 +55,8 @@ void Program::release_by_gate(const ModelView &view)
 void Program::release_by_core(const ModelView &closed)
 {
     ModelView view = closed;
+    for (const Slot slot : view.pinned)
+        addresses_.touched[{view.request.place, slot}] -= view.touched;
     const bool write = view.request.access != Access::kRead;
     Release release;
     release.tensor = view.request.tensor;
@@ -64,6 +66,7 @@ void Program::release_by_core(const ModelView &closed)
     release.byte_count = view.request.byte_count;
     release.claim = view.claim;
     release.internal = view.internal;
+    release.beside_readers = view.touched;
     const uint64_t kind = random_.below(20);
     release.far = kind < 4;
     release.near = kind == 4 || kind == 5;

@@ -130,6 +130,7 @@ TEST_F(TouchesTest, ATouchThatWaitsForViewsBarsTouchesAlone)
     const uint32_t touches = kFetchBesideReaders | kFetchWaitRoom;
     const FetchId wide = ask({all_of(two, Access::kRead)}, touches);
     const FetchId narrow = ask({all_of(last, Access::kRead)}, touches);
+    finish_all();
     EXPECT_FALSE(granted(wide));
     EXPECT_FALSE(granted(narrow)) << "it would keep room from the one before it";
     const FetchId program = ask(last, Access::kRead);

@@ -198,6 +198,27 @@ class Interrupts(unittest.TestCase):
             self.assertEqual(step(model, made[1], 1), step(plain, made[0], 1))
             tiers.close()
 
+    def test_an_interrupt_at_the_end_of_a_hold_of_a_pass_leaves_no_view(self):
+        plain, model = layers(), layers()
+        made = [torch.optim.SGD(each.parameters(), 0.1) for each in (plain, model)]
+        with tempfile.TemporaryDirectory(prefix="stepwell-offload-", dir=".") as directory:
+            offload(model, made[1], 5, directory)
+            tiers = stepwell.torch.offloaded(model)
+            views = type(tiers.units[1].views)
+            release = views.release
+
+            def interrupted(self, *args):
+                if torch._C._current_graph_task_id() >= 0:
+                    raise KeyboardInterrupt
+                release(self, *args)
+            with unittest.mock.patch.object(views, "release", interrupted), \
+                    self.assertRaises(KeyboardInterrupt):
+                step(model, made[1], 0)
+            made[1].zero_grad()
+            self.assertEqual(weights(model)[0].tolist(), weights(plain)[0].tolist())
+            self.assertEqual(step(model, made[1], 1), step(plain, made[0], 1))
+            tiers.close()
+
     def test_reads_and_writes_of_weights_are_interrupted_anywhere(self):
         def work(model, _):
             for parameter in model.parameters():

@@ -416,7 +416,8 @@ class Offload:
                         continue
                     self._caller = _thread()
                     try:
-                        if self._unclean and (_task() < 0 or not self.backward.runs()):
+                        unclean = self._unclean or self.backward.broken
+                        if unclean and (_task() < 0 or not self.backward.runs()):
                             self._recover()
                         before, self._unclean = self._unclean, True
                         if _is_autocast(self.place.device.type):

@@ -145,6 +145,7 @@ class Backward:
         self._held: Dict[Unit, None] = {}
         self._passes: Dict[int, int] = {}  # those that run, with their threads
         self.failed = False  # one of them, since the last mark
+        self.broken = False  # one has, and what it left was not ended yet
 
     def pin(self, unit: Unit, task: int, node: Any) -> None:
         """A node of a pass needs the parameters of a unit."""
@@ -231,6 +232,7 @@ class Backward:
             self._small.copy()
 
     def reset(self) -> None:
+        self.broken = False
         self._held.clear()
         self._passes.clear()
 
@@ -252,7 +254,7 @@ class _Pass:
     def __del__(self) -> None:
         try:
             if self._backward._passes.pop(self._task, None) is not None:
-                self._backward.failed = True  # its holds end at the next mark
+                self._backward.failed = self._backward.broken = True
         except AttributeError:
             pass  # partly constructed
 

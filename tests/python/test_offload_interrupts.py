@@ -44,6 +44,9 @@ class Interrupt:
 
     def __exit__(self, *_):
         sys.settrace(None)
+        # The place after a call is one opcode later than a signal's: `with` may not end any more.
+        torch._C._set_torch_function_state(torch._C._TorchFunctionState.ENABLED)
+        torch.set_grad_enabled(True)
 
     def _called(self, frame, event, _):
         outer = frame
@@ -91,8 +94,11 @@ if HAS_TORCH:
             for group in self.param_groups:
                 for p in group["params"]:
                     if p.grad is not None:
-                        p.grad.mul_(0.5)
-                        p.add_(p.grad, alpha=-group["lr"])
+                        state = self.state[p]
+                        if not state:
+                            state["sum"] = torch.zeros_like(p)
+                        state["sum"].mul_(0.5).add_(p.grad)
+                        p.add_(state["sum"], alpha=-group["lr"])
 
     def step(model, optimizer, seed):
         torch.manual_seed(seed)
@@ -180,23 +186,49 @@ class Interrupts(unittest.TestCase):
             view.release()
             self.assertEqual(runtime.tier_stats("device").open_views, 0)
 
-    def test_an_interrupt_after_a_gradient_was_made_leaves_it(self):
-        plain, model = layers(), layers()
-        made = [Own(each.parameters(), 0.1) for each in (plain, model)]
-        with tempfile.TemporaryDirectory(prefix="stepwell-offload-", dir=".") as directory:
-            offload(model, made[1], 5, directory)
-            tiers = stepwell.torch.offloaded(model)
-            room = tiers.room
+    def test_an_interrupt_after_a_tensor_was_made_leaves_nothing_in_the_way(self):
+        for last in range(4):  # a gradient and a state of each layer
+            plain, model = layers(), layers()
+            made = [Own(each.parameters(), 0.1) for each in (plain, model)]
+            with tempfile.TemporaryDirectory(prefix="stepwell-offload-", dir=".") as directory:
+                offload(model, made[1], 5, directory)
+                tiers = stepwell.torch.offloaded(model)
+                room, left = tiers.room, [last]
 
-            def interrupted(*args, **kwargs):
-                room(*args, **kwargs)
+                def interrupted(*args, room=room, left=left, **kwargs):
+                    result = room(*args, **kwargs)
+                    left[0] -= 1
+                    if left[0] == -1:
+                        raise KeyboardInterrupt
+                    return result
+                with unittest.mock.patch.object(tiers, "room", interrupted), \
+                        self.assertRaises(KeyboardInterrupt):
+                    step(model, made[1], 0)
+                made[1].zero_grad()
+                made[1].state.clear()
+                with torch.no_grad():
+                    for mine, theirs in zip(weights(model), plain.parameters()):
+                        theirs.copy_(mine)
+                for seed in 1, 2:
+                    self.assertEqual(step(model, made[1], seed), step(plain, made[0], seed))
+                tiers.close()
+
+    def test_an_interrupt_at_the_end_of_an_access_is_not_hidden(self):
+        model = layers()
+        optimizer = Own(model.parameters(), 0.1)
+        with tempfile.TemporaryDirectory(prefix="stepwell-offload-", dir=".") as directory:
+            offload(model, optimizer, 5, directory)
+            release = stepwell._views.View.release
+
+            def interrupted(*args):
+                release(*args)
                 raise KeyboardInterrupt
-            with unittest.mock.patch.object(tiers, "room", interrupted), \
+            step(model, optimizer, 0)
+            model(torch.randn(4, 128)).sum().backward()
+            with unittest.mock.patch.object(stepwell._views.View, "release", interrupted), \
                     self.assertRaises(KeyboardInterrupt):
-                step(model, made[1], 0)
-            made[1].zero_grad()
-            self.assertEqual(step(model, made[1], 1), step(plain, made[0], 1))
-            tiers.close()
+                optimizer.step()
+            stepwell.torch.offloaded(model).close()
 
     def test_an_interrupt_at_the_end_of_a_hold_of_a_pass_leaves_no_view(self):
         plain, model = layers(), layers()

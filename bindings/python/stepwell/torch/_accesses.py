@@ -214,7 +214,8 @@ class Accesses:
         if self._offload.casts.found:
             self._offload.casts.empty([record])
         changed = record.unpin(stays=view.access != READ)
-        view.release()
+        if not view.released:  # an interrupt came between these, and what it ends is ended again
+            view.release()
         del self.touched[record]
         record.save(changed)
 

@@ -16,13 +16,13 @@ from typing import (
 import torch
 
 from .. import _abi
-from .._enums import Access
+from .._enums import Access, Role, number
 from .._fetching import Item
 from .._phase import Phase, Step, StepStats
 from .._runtime import Runtime
-from .._tensor import Tensor
+from .._tensor import Tensor, TensorSpec
 from .._views import View
-from ..errors import BudgetError, BusyError, InvalidError, MismatchError
+from ..errors import BudgetError, BusyError, ExistsError, InvalidError, MismatchError
 from . import _collectives, _kinds, _optimizer, _scaling, _tiles, _wrappers
 from ._accesses import Accesses, copies_begin, copies_end
 from ._budgets import budgets
@@ -227,6 +227,19 @@ class Offload:
         except BudgetError as error:
             error.sentence = lacking(self, error)
             raise
+
+    def make(self, spec: TensorSpec) -> Tensor:
+        """A tensor by a name that nobody else gives: one that has it is what an interrupt has left
+        between its making and the next line."""
+        try:
+            return self.room(self.runtime.create_many, [spec])[0]
+        except ExistsError:
+            assert spec.name is not None
+            left = self.runtime.find(spec.name)
+            if left.info().role != number(Role, spec.role):
+                raise
+            left.destroy()
+            return self.room(self.runtime.create_many, [spec])[0]
 
     def room_for(self, item: Item, access: Access = Access.READ) -> View:
         """Fetch on a device. Units that are held for later nodes of a backward pass give way."""

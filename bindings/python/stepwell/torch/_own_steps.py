@@ -197,9 +197,9 @@ class OwnSteps(Steps):
         elements = 1
         for each in size:
             elements *= each
-        tensor = self.offload.room(self.offload.runtime.create_many, [TensorSpec(
+        tensor = self.offload.make(TensorSpec(
             shape=elements, dtype=DTYPES[dtype], name=full, role="optimizer_state",
-            neighbour=TRAINED, durable=self.offload.commits is not None)])[0]
+            neighbour=TRAINED, durable=self.offload.commits is not None))
         source = StateSource(record, name, tensor, size, stride, dtype, owned=True)
         self._places[full] = weakref.ref(source)
         return source

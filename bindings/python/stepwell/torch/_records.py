@@ -25,7 +25,7 @@ from .._dtypes import Dtype
 from .._enums import Access, State
 from .._library import lib
 from .._tensor import Tensor, TensorSpec
-from ..errors import BudgetError, BusyError, EmptyError, Error, ExistsError, check
+from ..errors import BudgetError, BusyError, EmptyError, Error, check
 from ._held import Event, Held, after
 from ._lazy import Lazy, Source, absent
 from ._place import KINDS, Place
@@ -367,14 +367,10 @@ class Record:
     def make_gradient(self) -> Tensor:
         if self.gradient is None:
             self.thaw()
-            name = self.name + ".grad"
-            try:
-                self.gradient = self.offload.room(self.offload.runtime.create_many, [TensorSpec(
-                    shape=max(1, self.alias.numel()), dtype=DTYPES[self.dtype],
-                    name=name, role="grad", zero=self.large,
-                    neighbour=TRAINED, no_address=not self.offload.own_steps)])[0]
-            except ExistsError:  # an interrupt came before the line had its result
-                self.gradient = self.offload.runtime.find(name)
+            self.gradient = self.offload.make(TensorSpec(
+                shape=max(1, self.alias.numel()), dtype=DTYPES[self.dtype],
+                name=self.name + ".grad", role="grad", zero=self.large,
+                neighbour=TRAINED, no_address=not self.offload.own_steps))
             self.collected = bool(
                 self.elements and self.gradient.nbytes <= self.offload.gradients.collected_max)
             self.keeps = self.collected and self.offload.resident

@@ -37,10 +37,35 @@ bool Deadlocks::lacks_room_of(const Fetch &fetch, const Held &view)
            std::find(fetch.places.begin(), fetch.places.end(), view.place) != fetch.places.end();
 }
 
-// The claim will end: no fetch under it is tied. Without a fetch, a copy is working on a piece, and
-// an update gets its turn later, unless all that the updates do is wait for fetches that are tied.
-bool Deadlocks::claim_moves(ClaimId claim, const Knot &knot)
+void Deadlocks::note_wait(ClaimId claim, TensorId tensor)
 {
+    if (tensor == kNone) {
+        waits_.erase(claim);
+    } else {
+        waits_[claim] = tensor;
+    }
+}
+
+// Those before it will end, and so will who writes there.
+bool Deadlocks::comes_to(ClaimId claim, TensorId tensor, const Knot &knot) const
+{
+    for (const Held &view : knot.views) {
+        if (view.tensor == tensor && view.writes) return false;
+    }
+    for (const ClaimId earlier : tensors_[tensor].claims) {
+        if (earlier == claim) break;
+        if (!claim_moves(earlier, knot)) return false;
+    }
+    return true;
+}
+
+// The claim will end: no fetch under it is tied. Without a fetch, a commit waits for all of its
+// tensors or works, a copy is working on a piece, and an update gets its turn later, unless all
+// that the updates do is wait for fetches that are tied.
+bool Deadlocks::claim_moves(ClaimId claim, const Knot &knot) const
+{
+    const auto waits = waits_.find(claim);
+    if (waits != waits_.end() && !comes_to(claim, waits->second, knot)) return false;
     uint32_t updates_tied = 0;
     for (const Fetch *fetch : knot.tied) {
         if (fetch->asked.claim == claim) return false;

@@ -6,6 +6,7 @@
 #include "lib/residency/fetch_queue.h"
 #include "lib/residency/recency.h"
 
+#include <map>
 #include <vector>
 
 namespace stepwell::residency {
@@ -28,11 +29,13 @@ public:
     [[nodiscard]] FetchId find(const std::vector<Held> &held, const std::vector<Sleeper> &sleepers,
                                uint32_t updates_waiting) const;
     [[nodiscard]] Status refusal(FetchId fetch) const;
+    void note_wait(ClaimId claim, TensorId tensor);
 
 private:
     [[nodiscard]] bool conflicts_with_view(const Fetch &fetch, const Held &view) const;
     [[nodiscard]] static bool lacks_room_of(const Fetch &fetch, const Held &view);
-    [[nodiscard]] static bool claim_moves(ClaimId claim, const Knot &knot);
+    [[nodiscard]] bool claim_moves(ClaimId claim, const Knot &knot) const;
+    [[nodiscard]] bool comes_to(ClaimId claim, TensorId tensor, const Knot &knot) const;
     [[nodiscard]] bool locks_may_come(const Fetch &fetch, const Knot &knot) const;
     [[nodiscard]] bool room_may_come(const Fetch &fetch, const Knot &knot) const;
     [[nodiscard]] bool has_somebody_else(PlaceId place, const Knot &knot) const;
@@ -45,7 +48,8 @@ private:
     const RecencyLists &recency_;
     const TransferTable &transfers_;
     const FetchQueue &fetches_;
-    mutable Knot knot_;  // of find(), kept for its memory
+    std::map<ClaimId, TensorId> waits_;  // see note_wait()
+    mutable Knot knot_;                  // of find(), kept for its memory
 };
 
 }  // namespace stepwell::residency

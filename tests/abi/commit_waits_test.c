@@ -113,6 +113,26 @@ TEST(updates_before_a_commit_go_before_those_behind_it)
     leave(&here);
 }
 
+/* It waits for an update, which waits for a view of this thread, which waits for an update behind
+ * it. */
+TEST(who_waits_for_a_commit_that_waits_for_its_view_gives_way)
+{
+    const trainee here = train();
+    committer other;
+    stw_view view = view_get(here.runtime, here.gradients[FILLERS], STW_READ), none;
+    step(&here, FILLERS);
+    const pthread_t thread = commit_elsewhere(&here, &other);
+    step(&here, FILLERS + 1);
+    const uint64_t begin_ns = clock_ns();
+    const stw_fetch_request request = request_of(here.parameters[FILLERS + 1], STW_READ);
+    fails(stw_fetch(here.runtime, NULL, &request, 1, &none), STW_ERROR_BUSY, "gives way");
+    assert_true(clock_ns() - begin_ns < 10 * SECOND_NS);
+    view_put(&view);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    ok(other.status);
+    leave(&here);
+}
+
 TEST(an_interrupt_ends_the_wait_of_a_commit)
 {
     const trainee here = train();

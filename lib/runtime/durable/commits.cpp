@@ -253,17 +253,32 @@ Status Commits::commit_over_ranks(CommitWork &work)
 Status Commits::await_claims(const CommitWork &work)
 {
     MutexLock lock(dispatch_.mutex());
+    Status status;
     for (const stw_tensor *tensor : work.tensors) {
-        while (dispatch_.core.claimed_by(tensor->id) != work.claim ||
-               dispatch_.core.is_written(tensor->id)) {
-            if (!machine_.ranks) STW_TRY(dispatch_.interrupted_since(work.begin));
-            if (dispatch_.wait_progress(work.deadline)) continue;
-            return Status::error(STW_ERROR_TIMEOUT,
-                                 "an update, a sum or a write of %s, or a fetch of it "
-                                 "whose views were not collected, was not over when the timeout of "
-                                 "the commit passed",
-                                 tensor_text(tensor->name).c_str());
+        if (!status.ok()) break;
+        status = await_claim(work, tensor);
+    }
+    dispatch_.core.note_wait(work.claim, residency::kNone);
+    return status;
+}
+
+Status Commits::await_claim(const CommitWork &work, const stw_tensor *tensor)
+{
+    bool waits = false;
+    while (dispatch_.core.claimed_by(tensor->id) != work.claim ||
+           dispatch_.core.is_written(tensor->id)) {
+        if (!machine_.ranks) STW_TRY(dispatch_.interrupted_since(work.begin));
+        if (!std::exchange(waits, true)) {
+            dispatch_.core.note_wait(work.claim, tensor->id);
+            sleepers_.look_again();  // a thread that sleeps may be what it waits for
+            dispatch_.settle();
+            continue;
         }
+        if (dispatch_.wait_progress(work.deadline)) continue;
+        return Status::error(STW_ERROR_TIMEOUT,
+                             "an update, a sum or a write of %s, or a fetch of it whose views were "
+                             "not collected, was not over when the timeout of the commit passed",
+                             tensor_text(tensor->name).c_str());
     }
     return {};
 }

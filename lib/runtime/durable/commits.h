@@ -61,6 +61,7 @@ private:
     Status commit_over_ranks(CommitWork &work);
     Result<store::Manifest> write_generation(CommitWork &work, uint32_t set);
     Status await_claims(const CommitWork &work);
+    Status await_claim(const CommitWork &work, const stw_tensor *tensor) STW_REQUIRES(runtime_lock);
     std::vector<BlockRun> runs_of(const CommitWork &work) const STW_REQUIRES(runtime_lock);
     Status keep_runs(const CommitWork &work, const BlockRun *runs, size_t n, uint32_t set,
                      KeptBlocks *kept);

@@ -210,6 +210,47 @@ TEST_F(DeadlockTest, AnUpdateWhoseTurnDoesNotCome)
     EXPECT_EQ(core_->find_deadlock(held_, sleepers_, 2), 0u) << "another one was answered";
 }
 
+// It waits for all its tensors before it reads one. The update of b comes after it, and Anna's
+// fetch after that update: she has the room that the update of a waits for.
+TEST_F(DeadlockTest, ACommitThatWaitsForAnUpdateMovesAsThatDoes)
+{
+    open(4, 0, 32);
+    const TensorId a = create_filled("a", 2 * kBlock);
+    const TensorId b = create_filled("b", kBlock);
+    const TensorId c = create_filled("c", kBlock);
+    const TensorId most = create_filled("most", 3 * kBlock);
+    evict(c);
+    hold(kAnna, most, Access::kRead);
+    const ClaimId first = core_->claim();
+    core_->claim_tensor(first, a);
+    update(a, first);
+    const ClaimId commit = core_->claim(ClaimKind::kReads);
+    for (const TensorId tensor : {a, b}) core_->claim_tensor(commit, tensor);
+    const ClaimId second = core_->claim();
+    core_->claim_tensor(second, b);
+    update(b, second);
+    const FetchId waits = sleep(kAnna, c, Access::kRead);
+    EXPECT_EQ(core_->find_deadlock(held_, sleepers_, 2), 0u) << "the commit may be at work";
+    core_->note_wait(commit, a);
+    EXPECT_EQ(core_->find_deadlock(held_, sleepers_, 2), waits);
+    core_->note_wait(commit, kNone);
+    EXPECT_EQ(core_->find_deadlock(held_, sleepers_, 2), 0u);
+}
+
+TEST_F(DeadlockTest, ACommitWaitsForWhoWrites)
+{
+    open(8, 0, 32);
+    const TensorId a = create_filled("a", kBlock);
+    const TensorId b = create_filled("b", kBlock);
+    hold(kAnna, a, Access::kReadWrite);
+    const ClaimId commit = core_->claim(ClaimKind::kReads);
+    for (const TensorId tensor : {a, b}) core_->claim_tensor(commit, tensor);
+    const FetchId waits = sleep(kAnna, b, Access::kWrite);
+    EXPECT_EQ(found(), 0u);
+    core_->note_wait(commit, a);
+    EXPECT_EQ(found(), waits);
+}
+
 TEST_F(DeadlockTest, ACopyBetweenTwoPiecesGoesOn)
 {
     open(8, 0, 32);

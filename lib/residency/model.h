@@ -29,9 +29,9 @@ struct Replica {
     uint32_t reads = 0;        // transfers out of it
     BlockId hotter = kNone;
     BlockId colder = kNone;
-    bool listed = false;       // in the place's list of recency
-    bool valid = false;        // has the newest bytes
-    bool filling = false;      // a transfer writes it
+    bool listed = false;   // in the place's list of recency
+    bool valid = false;    // has the newest bytes
+    bool filling = false;  // a transfer writes it
     Mapped mapped = Mapped::kNot;
     bool doomed = false;       // dropped as soon as no transfer uses it
     bool evicting = false;     // dropped after its write-back, unless a fetch needs it meanwhile

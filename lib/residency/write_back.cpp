@@ -95,8 +95,7 @@ bool WriteBack::clean(BlockId block, PlaceId place, Commands &out)
     if (!blocks_.replica(block, place).valid || packs_.is_duplicate(block, place)) return false;
     if (blocks_[block].writers || !victims_.may_leave(block, place, nullptr)) return false;
     if (blocks_.replica(block, last).doomed || blocks_.replica(block, last).filling) return false;
-    const bool seen =
-        blocks_.replica(block, place).is_mapped() && addresses_.guards(block, place);
+    const bool seen = blocks_.replica(block, place).is_mapped() && addresses_.guards(block, place);
     if (seen && !packs_[blocks_[block].pack].shared && !gates_.try_close_all(block, place))
         return false;
     evictions_.start_write_back(block, place, last, false, out);

@@ -451,7 +451,8 @@ MUTANTS = [
      "            static_cast<void>(used);\n",
      "what an update is about to change is read as it was"),
     ("written-without-a-writer", "program", "addresses.cpp",
-     "    if (aliases_->show(place, here.slot, blocks_[block].pack, blocks_[block].index, false))\n",
+     "    if (aliases_->show(place, here.slot, blocks_[block].pack, blocks_[block].index, "
+     "false))\n",
      "    if (here.valid)\n",
      "what is written after the view went is lost when its block leaves"),
     ("seen-though-missed", "program", "addresses.cpp",

@@ -79,11 +79,11 @@ struct HitChain {
 };
 
 struct FetchPlan {
-    std::vector<RequestedRange> ranges;    // to be pinned
-    std::vector<RequestedRange> copied;    // into the caller's memory
-    std::vector<RequestedRange> gathered;  // gathered tensors to be pinned
-    std::vector<RequestedRange> absent;    // gathered, without bytes for this rank
-    uint32_t flags = 0;                    // STW_FETCH_*
+    std::vector<RequestedRange> ranges;             // to be pinned
+    std::vector<RequestedRange> copied;             // into the caller's memory
+    std::vector<RequestedRange> gathered;           // gathered tensors to be pinned
+    std::vector<RequestedRange> absent;             // gathered, without bytes for this rank
+    uint32_t flags = 0;                             // STW_FETCH_*
     residency::BlockId touched = residency::kNone;  // of an access without a view, see FetchAsked
     int32_t priority = 0;
     uint64_t step = 0;

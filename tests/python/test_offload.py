@@ -10,6 +10,7 @@ import importlib.util
 import io
 import json
 import os
+import statistics
 import tempfile
 import unittest
 import warnings
@@ -210,13 +211,15 @@ class Offload(unittest.TestCase):
         def moved(run):
             run.model.train()
             tiers = stepwell.torch.offloaded(run.model)
-            for step in range(4):
+            for step in range(6):
                 run.step(10 + step, stack_loss)
                 tiers.runtime.drain()
                 written.append(tiers.runtime.link_stats("device_to_nvme").bytes)
         self.train(Adapted, stack_loss, 16, after=moved)
-        # Two steps; 24 blocks of base, or one for each adapter's gradient, would be many more.
-        self.assertLessEqual(written[-1] - written[1], 2 * 12 * BLOCK)
+        # 24 blocks of base, or one for each adapter's gradient, would be many more. A block of base
+        # is written once, which a busy machine may put off to any of these steps.
+        steps = [after - before for before, after in zip(written, written[1:])]
+        self.assertLessEqual(statistics.median(steps), 12 * BLOCK)
         self.same(Adapted, stack_loss, blocks=16)
 
     def test_weights_of_integers_are_read_as_in_plain_torch(self):

@@ -24,7 +24,7 @@ public:
     void hide(BlockId block, PlaceId place);
     void clear(BlockId block, PlaceId place);
     [[nodiscard]] bool shows(BlockId block, PlaceId place, bool writable) const;
-    // The access that the fetch was made for needs it no more: a view of somebody else shows it.
+    // A view of another thread shows the block already, so the access needs no fetch.
     [[nodiscard]] bool shows_touched(const Fetch &fetch) const;
     void conceal(TensorId tensor);
     void conceal_asked(const Fetch &fetch);

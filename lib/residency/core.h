@@ -211,8 +211,8 @@ public:
     {
         return deadlocks_.find(held, sleepers, updates_waiting);
     }
-    // The claim has no fetch, and waits until the tensor is its own and nobody writes it; kNone: it
-    // goes on. The next find_deadlock() knows of it.
+    // Tells find_deadlock() that the claim waits, without a fetch, until it holds the tensor and
+    // nobody writes it. kNone: the claim waits no longer.
     void note_wait(ClaimId claim, TensorId tensor) { deadlocks_.note_wait(claim, tensor); }
     // The status that it fails with.
     [[nodiscard]] Status deadlock_refusal(FetchId fetch) const { return deadlocks_.refusal(fetch); }

@@ -46,7 +46,7 @@ void Deadlocks::note_wait(ClaimId claim, TensorId tensor)
     }
 }
 
-// Those before it will end, and so will who writes there.
+// The claim will hold the tensor: all earlier claims end, and no sleeping thread writes it.
 bool Deadlocks::comes_to(ClaimId claim, TensorId tensor, const Knot &knot) const
 {
     for (const Held &view : knot.views) {

@@ -247,7 +247,8 @@ inline bool beside_readers(const Fetch &fetch)
 // Places where an earlier fetch waits for room.
 struct Blocked {
     std::array<bool, kPlacesMax> to_all{};
-    // An access without a view waits for views to end: who has these may need more until then.
+    // Room that an access without a view waits for. Only other such accesses wait behind it: the
+    // threads whose views have to end may need more room before they end them.
     std::array<bool, kPlacesMax> to_touches{};
     [[nodiscard]] bool is_behind(const Fetch &fetch, PlaceId place) const
     {

@@ -146,8 +146,8 @@ struct FetchAsked {
     uint32_t flags = 0;
     uint64_t owner = 0;  // who waits: a thread's number; for cycles among waiting fetches
     ClaimId claim = 0;   // fetches under a claim pass it by
-    // Of one beside readers: it is refused with EXISTS as soon as this block can be accessed at the
-    // tensor's address.
+    // The block of an access without a view, with kFetchBesideReaders. The fetch is refused with
+    // EXISTS as soon as the program can access the block at the tensor's address.
     BlockId touched = kNone;
     Instant deadline = kNever;
 };

@@ -33,7 +33,8 @@ public:
     [[nodiscard]] const Shown *at(PlaceId place, Slot slot) const;
 
     uint32_t refusals_percent = 0;  // of what comes to its address
-    // Views of accesses, which were made: nobody has a pointer of theirs.
+    // The number of views that accesses without a view left open. Nobody uses their pointers, so
+    // their blocks may be hidden.
     std::map<std::pair<PlaceId, Slot>, uint32_t> touched;
     Table hidden;  // in this event
 

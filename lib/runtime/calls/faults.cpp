@@ -232,8 +232,8 @@ bool Faults::shows(const RequestedRange &range, residency::BlockId touched)
 }
 
 // The first write to an empty tensor; the rest of it must not show bytes of another one. The zeros
-// are for the first of several threads that write: the others come after it, and find contents. The
-// one whose turn it is may wait for a view that shows this one its block.
+// are for the first of several threads that write: the others come after it, and find contents. A
+// fault behind another one ends early when a view shows its block, for which the other may wait.
 Status Faults::fetch_or_fill(const RequestedRange &range, residency::BlockId touched,
                              uint32_t owner)
 {

@@ -54,7 +54,8 @@ public:
     [[nodiscard]] bool any() const { return any_.load(std::memory_order_relaxed); }
     // True also while other threads serve faults, which may leave views open.
     [[nodiscard]] bool in_the_way() const;
-    // Of a call that finds views in its way, again and again. touches: null where there are none.
+    // Decides how long a call that finds views in its way tries again. `touches` is null where
+    // accesses without a view are not served.
     class Patience {
     public:
         Patience(Touches *touches, residency::Instant deadline)

@@ -119,7 +119,7 @@ TEST_F(TouchesTest, ATouchIsMadeOnceAViewShowsItsBlock)
     release(elsewhere);
 }
 
-// Its thread may wait for nobody; who holds what it waits for may need more before that ends.
+// A thread whose view the access waits for may need more room before it can end that view.
 TEST_F(TouchesTest, ATouchThatWaitsForViewsBarsTouchesAlone)
 {
     const TensorId most = create_filled(spec("most", 3 * kBlock));

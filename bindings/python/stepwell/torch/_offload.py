@@ -229,8 +229,8 @@ class Offload:
             raise
 
     def make(self, spec: TensorSpec) -> Tensor:
-        """A tensor by a name that nobody else gives: one that has it is what an interrupt has left
-        between its making and the next line."""
+        """Create a tensor whose name only this caller uses. If there is one already, an interrupt
+        came between its creation and the assignment of the result: it is destroyed first."""
         try:
             return self.room(self.runtime.create_many, [spec])[0]
         except ExistsError:

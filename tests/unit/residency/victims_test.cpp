@@ -103,6 +103,32 @@ TEST_F(CoreTest, WhatCouldNotLeaveLeavesOnceAFartherTierHasRoom)
     EXPECT_TRUE(resident(b, kHost));
 }
 
+// Its policy lets it go nowhere until then.
+TEST_F(CoreTest, WhatCouldNotLeaveLeavesOnceItsPolicyAllowsAFartherTier)
+{
+    open(0, 2, 8);
+    TensorSpec stays = spec("stays", kBlock);
+    stays.policy.allowed = 1u << kHost;
+    stays.policy.home = kHost;
+    const TensorId a = create(stays);
+    const TensorId b = create("b", kBlock);
+    const TensorId c = create("c", kBlock);
+    fill(a, kHost);
+    const FetchId view = ask(b, Access::kWrite, kHost);
+    ASSERT_TRUE(granted(view));
+    EXPECT_EQ(refusal(ask(c, Access::kWrite, kHost)), STW_ERROR_BUDGET);
+    Policy policy = stays.policy;
+    policy.allowed |= 1u << kNvme;
+    policy.home = kNvme;
+    EXPECT_TRUE(core_->set_policy(a, policy).ok());
+    EXPECT_EQ(core_->check(), "");
+    const FetchId last = ask(c, Access::kWrite, kHost);
+    finish_all();
+    EXPECT_TRUE(granted(last));
+    EXPECT_FALSE(resident(a, kHost));
+    EXPECT_TRUE(resident(a, kNvme));
+}
+
 class FarthestUse final : public VictimPolicy {
 public:
     [[nodiscard]] uint64_t next_use(TensorId tensor) const override { return uses.at(tensor); }

@@ -11,7 +11,7 @@ import unittest
 from unittest import mock
 
 import support
-from test_torch import run_ranks
+from torch_ranks import run_ranks
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 if HAS_TORCH:
@@ -630,7 +630,7 @@ class Wrappers(unittest.TestCase):
 
     @unittest.skipUnless(importlib.util.find_spec("accelerate")
                          and importlib.util.find_spec("transformers"),
-                         "accelerate or transformers is not installed (./dev setup --torch)")
+                         "accelerate or transformers is not installed (./dev test long)")
     def test_accelerate_and_the_trainer_leave_a_model_over_ranks_as_it_is(self):
         first, second = run_ranks("launched", module="test_offload_outside")
         for status, out, errors in (first, second):

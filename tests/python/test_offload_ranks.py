@@ -10,7 +10,7 @@ import unittest
 
 import stepwell
 import support
-from test_torch import run_ranks
+from torch_ranks import run_ranks
 
 
 def branches(layers=3):

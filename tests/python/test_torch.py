@@ -3,8 +3,6 @@
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import threading
 import unittest
@@ -12,20 +10,8 @@ from array import array
 
 import stepwell
 import support
+from torch_ranks import run_ranks
 
-PROGRAM = """
-import ctypes, importlib, json, sys, threading, warnings
-warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
-import torch
-import torch.distributed as distributed
-import stepwell
-
-claim, store, rank, size = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-distributed.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=size)
-module = importlib.import_module(sys.argv[5])
-print(json.dumps(getattr(module, claim)(rank, size)))
-distributed.destroy_process_group()
-"""
 SIZE = 20001
 
 
@@ -186,20 +172,6 @@ def lost(rank, size):
         said = type(group.failure).__name__
     print(json.dumps(said), flush=True)
     os._exit(0)
-
-
-def run_ranks(claim, size=2, module="test_torch"):
-    with tempfile.TemporaryDirectory(prefix="stepwell-torch-", dir=".") as directory:
-        store = os.path.abspath(os.path.join(directory, "store"))
-        # On one machine, whatever its name resolves to.
-        settings = dict(support.environment(), GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
-        ranks = [subprocess.Popen(
-            [sys.executable, "-B", "-c", PROGRAM, claim, store, str(rank), str(size),
-             module],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=settings)
-            for rank in range(size)]
-        return [(rank.returncode, *texts) for rank, texts in
-                [(rank, rank.communicate(timeout=150)) for rank in ranks]]
 
 
 @unittest.skipIf(importlib.util.find_spec("torch") is None, "PyTorch is not installed")

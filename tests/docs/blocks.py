@@ -3,7 +3,8 @@
 
 usage: blocks.py --build DIR --library FILE --cc PROGRAM --cxx PROGRAM [--sanitize NAME]
                  [--turn [DAY] | PAGE ...]
-With --turn the pages are those that changed and a twelfth of all, other ones each day.
+With --turn the pages are README.md, a twelfth of the others, other ones each day, and a few that
+changed.
 Output: TAP. With a sanitizer C and C++ alone run: nothing else starts with its runtime.
 
 A block of text is a picture or a sample. C, C++, Python and shell run, the blocks of one page in
@@ -32,6 +33,7 @@ sys.path.insert(0, str(pages.ROOT / "tests"))
 from of_the_day import TODAY, changed_files, turn  # noqa: E402
 
 TURNS = 12
+CHANGED_MAX = 3  # more pages that changed than these take turns too
 NOTES = {"not run", "file", "run in", "smaller", "needs"}
 LANGUAGES = {"c", "cpp", "python", "sh"}
 FRAGMENTS = pathlib.Path(__file__).resolve().parent / "fragments"
@@ -169,12 +171,15 @@ def install(options, home):
 
 def pages_of_day(day):
     """README.md, where everyone begins, has its turn every day."""
-    every = pages.pages()
+    every = [page for page in pages.pages() if page != pages.ROOT / "README.md"]
     due = turn(every, day, -(-len(every) // TURNS))
-    changed = changed_files(pages.ROOT) | {"README.md"}
-    print(f"# again with --turn {day}")
-    return [page for page in every
-            if page in due or str(page.relative_to(pages.ROOT)) in changed]
+    names = changed_files(pages.ROOT)
+    changed = [page for page in every
+               if str(page.relative_to(pages.ROOT)) in names and page not in due]
+    first = turn(changed, day, CHANGED_MAX)
+    print(f"# {len(due)} of {len(every)} pages by turn, {len(first)} of the {len(changed)} others "
+          f"that changed; again with --turn {day}")
+    return [pages.ROOT / "README.md", *due, *first]
 
 
 def verdict(block, runner, directory):

@@ -11,7 +11,9 @@ import unittest
 import stepwell
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 import budget_sentence
+from of_the_day import TODAY, turn
 
 try:
     import numpy
@@ -20,7 +22,9 @@ except ImportError:
 
 BLOCK = stepwell.BLOCK_64K
 DEVICE = "cpu"  # on which models are made; tests/torch_double has another
+DAY = int(os.environ.get("STEPWELL_DAY", TODAY))
 MIB = 1 << 20
+NO_TRANSFORMERS = "transformers is not installed (./dev test long)"
 needs_numpy = unittest.skipIf(numpy is None, "NumPy is not installed (python3-numpy)")
 
 
@@ -88,6 +92,13 @@ class Machine(unittest.TestCase):
         return self.runtime.tier_stats("device").open_views
 
 
+def some(items, count):
+    """`count` of what a test tries, other ones each day; all of them with STEPWELL_ALL, which the
+    suite long sets. A file that has such tests prints how to run its day again."""
+    items = list(items)
+    return items if "STEPWELL_ALL" in os.environ else turn(items, DAY, count)
+
+
 def in_thread(function, *arguments):
     """Run it in another thread, to its end; what it returned or raised."""
     result = []
@@ -120,4 +131,5 @@ def environment():
 
 
 def main():
+    print(f"STEPWELL_DAY={DAY}", flush=True)
     unittest.main(verbosity=2)

@@ -201,17 +201,17 @@ class State(Same):
             "partial": lambda o, first: o.load_state_dict({**o.state_dict(), "state": {
                 at: s for at, s in o.state_dict()["state"].items() if at % 2}}),
         }
-        for what, reset in resets.items():
-            def program(model, optimizer):
-                first = copy.deepcopy(optimizer.state_dict())
-                step(model, optimizer, 0)
-                reset(optimizer, first)
-                for seed in range(1, 3):
-                    step(model, optimizer, seed)
-                return optimizer.state_dict()
-            for name, make in optimizers().items():
+        def program(reset, model, optimizer):
+            first = copy.deepcopy(optimizer.state_dict())
+            step(model, optimizer, 0)
+            reset(optimizer, first)
+            for seed in range(1, 3):
+                step(model, optimizer, seed)
+            return optimizer.state_dict()
+        for name, make in optimizers().items():
+            for what, reset in support.some(resets.items(), 2):
                 with self.subTest(name, what=what):
-                    self.same(make, program)
+                    self.same(make, functools.partial(program, reset))
 
     def test_it_has_the_operators_of_dicts(self):
         def program(model, optimizer):
@@ -533,8 +533,8 @@ class State(Same):
         for make in (lambda parameters: torch.optim.AdamW(parameters, 0.01),
                      lambda parameters: torch.optim.RMSprop(parameters, 0.01),
                      lambda parameters: torch.optim.SGD(parameters, 0.01, momentum=0.9)):
-            for use in (tasks, put_back, cleared, dicts_in_turn, tensors, swapped, of_old, none,
-                        others):
+            for use in support.some((tasks, put_back, cleared, dicts_in_turn, tensors, swapped,
+                                     of_old, none, others), 3):
                 with self.subTest(make([torch.zeros(1)]), use=use.__name__):
                     self.same(make, functools.partial(program, use))
 
@@ -732,8 +732,8 @@ class Masters(Same):
             return resume
         for dtype in torch.bfloat16, torch.float16:
             straight = self.resumed(dtype, None)
-            for name, resume in (("close", closed), ("model first", loaded("mo")),
-                                 ("optimizer first", loaded("om"))):
+            for name, resume in support.some((("close", closed), ("model first", loaded("mo")),
+                                              ("optimizer first", loaded("om"))), 1):
                 with self.subTest(name, dtype=dtype):
                     for ours, expected in zip(self.resumed(dtype, resume), straight):
                         self.assertTrue(torch.equal(ours, expected))

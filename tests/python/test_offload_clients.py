@@ -51,7 +51,7 @@ def needs(*packages):
     def decorate(test):
         for package in ("torch",) + packages:
             if importlib.util.find_spec(package) is None:
-                return unittest.skip(f"{package} is not installed (./dev setup --torch)")(test)
+                return unittest.skip(f"{package} is not installed (./dev test long)")(test)
         return test
     return decorate
 

@@ -31,8 +31,6 @@ if HAS_TORCH:
     import stepwell.torch
 if HAS_SAFETENSORS:
     import safetensors.torch
-if HAS_TRANSFORMERS:
-    import transformers
 
 BLOCK = support.BLOCK
 
@@ -50,11 +48,13 @@ def values_of(model):
 
 
 def gpt2():
+    import transformers  # for seconds
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(
         vocab_size=512, n_positions=64, n_embd=64, n_layer=4, n_head=4))
 
 
 def t5():
+    import transformers
     return transformers.T5ForConditionalGeneration(transformers.T5Config(
         vocab_size=512, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4,
         decoder_start_token_id=0))
@@ -175,7 +175,7 @@ class Init(Case):
     def test_a_nested_model_has_the_values_of_plain_construction(self):
         self.same(Custom)
 
-    @unittest.skipUnless(HAS_TRANSFORMERS, "transformers is not installed")
+    @unittest.skipUnless(HAS_TRANSFORMERS, support.NO_TRANSFORMERS)
     def test_models_of_transformers_have_the_values_of_plain_construction(self):
         for make in (gpt2, t5):
             with self.subTest(make.__name__):
@@ -403,7 +403,7 @@ class Files(Case):
         stepwell.torch.save_safetensors(Custom(), self.path())
         self.assertEqual(os.listdir(self.path()), ["model.safetensors"])
 
-    @unittest.skipUnless(HAS_TRANSFORMERS, "transformers is not installed")
+    @unittest.skipUnless(HAS_TRANSFORMERS, support.NO_TRANSFORMERS)
     def test_transformers_and_we_load_what_the_other_saved(self):
         for make in (gpt2, t5):
             for most in ("50GiB", "100KiB"):

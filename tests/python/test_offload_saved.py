@@ -262,7 +262,7 @@ class Names(Case):
         with self.offload(model, store_name="run", resume=True):
             self.assertTrue(torch.equal(model.module[3].running_mean, mean))
 
-    @unittest.skipUnless(HAS_PEFT, "peft is not installed (./dev setup --torch)")
+    @unittest.skipUnless(HAS_PEFT, "peft is not installed (./dev test long)")
     def test_a_base_is_resumed_in_a_model_of_peft(self):
         import peft
         self.committed()
@@ -509,7 +509,7 @@ class Entries(Case):
             one, other = (copied[name] for name in copied if "1" not in name)
             self.assertEqual(one.untyped_storage().data_ptr(), other.untyped_storage().data_ptr())
 
-    @unittest.skipUnless(HAS_TRANSFORMERS, "transformers is not installed (./dev setup --torch)")
+    @unittest.skipUnless(HAS_TRANSFORMERS, support.NO_TRANSFORMERS)
     def test_save_pretrained_writes_a_tied_weight_once(self):
         import transformers
 

@@ -23,8 +23,6 @@ if HAS_TORCH:
 
     import stepwell
     import stepwell.torch
-if HAS_TRANSFORMERS:
-    import transformers
 
 BLOCK = support.BLOCK
 BLOCKS = 12  # of device memory: 768 KiB
@@ -188,9 +186,10 @@ class Training(Tiles):
             with self.subTest(**options):
                 self.same(lambda options=options: Language(**options))
 
-    @unittest.skipUnless(HAS_TRANSFORMERS, "transformers is not installed")
+    @unittest.skipUnless(HAS_TRANSFORMERS, support.NO_TRANSFORMERS)
     def test_models_of_transformers_follow_plain_torch(self):
         def gpt2():
+            import transformers  # for seconds
             return transformers.GPT2LMHeadModel(transformers.GPT2Config(
                 vocab_size=2000, n_positions=32, n_embd=96, n_layer=1, n_head=4, n_inner=1500,
                 attn_pdrop=0, embd_pdrop=0, resid_pdrop=0,

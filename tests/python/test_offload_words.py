@@ -137,7 +137,7 @@ class Words(unittest.TestCase):
 
     def test_what_accelerate_has_prepared_is_offloaded(self):
         if importlib.util.find_spec("accelerate") is None:
-            self.skipTest("accelerate is not installed (./dev setup --torch)")
+            self.skipTest("accelerate is not installed (./dev test long)")
         import accelerate
         losses = []
         for blocks in (0, 64):

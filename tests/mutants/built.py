@@ -14,7 +14,8 @@ FLAGS = ["-O1", "-g0", "-w"]
 
 class Built:
     """A build folder, of whose commands those of the objects that have a mutant run again, and
-    those that link them. What is made lies in `work`; the tree and the build are never written to."""
+    those that link them. What is made lies in `work`; the tree and the build are never written
+    to."""
 
     def __init__(self, folder, root, work):
         self.folder, self.root, self.work = folder, root, work

@@ -205,6 +205,13 @@ CORE = [
      "    --listed_[place][packs_[blocks_[block].pack].agreed];\n",
      "",
      "what left a place counts as there when it is asked whether all is pinned"),
+    ("asleep-with-another-policy", "policies", "lib/residency/lifetimes.cpp",
+     ("    recency_.wake_all();\n    promises_.give_back(pack, tensor.pack);\n"
+      "    const PackKey before",
+      "            recency_.wake(block);\n    }\n    if (!moved.empty())"),
+     ("    promises_.give_back(pack, tensor.pack);\n    const PackKey before",
+      "            static_cast<void>(block);\n    }\n    if (!moved.empty())"),
+     "blocks stay where they are although their policy lets them leave by now"),
     ("pinned-homes-are-views", "program", "lib/residency/reservation.cpp",
      "        static_cast<void>(outlook_.pinned_blocks(place, whole, &fetch));"
      "  // sees those in gates\n",

@@ -87,6 +87,7 @@ JUDGES = {
     "bound": unit("schedule", "Bound.*"),
     # Claims that touches pass or see, and homes nearer than the farthest tier.
     "claims": unit("residency", "CoreTest.*:HomesTest.*:TouchesTest.*"),
+    "policies": unit("residency", "CoreTest.WhatCouldNotLeave*"),
     "early": unit("optimizer", "EarlyTrial.*:EarlyUpdate.*"),
     "generations": Judge("tests/generations/generations-simulation",
                          ["--ranks", "1", "8", "--seeds", "600"], SEED),

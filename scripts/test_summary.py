@@ -52,13 +52,11 @@ SLOW = {
     "torch-double-offload_device": "each kind of loop trains on the device and in plain torch",
     "python-offload": "each optimizer and option trains twice, the second time in plain torch",
     "python-offload_files": "each form of a file and of a restart trains twice",
-    "python-offload_outside": "ranks are processes, each with a torch of its own",
+    "python-offload_outside": "its ranks are processes that train",
     "python-offload_ranks": "the same",
     "python-offload_states": "each optimizer and edit trains three times, once in plain torch",
     "python-offload_tiles": "each layer and option trains twice",
     "python-offload_updates": "the same",
-    "torch-double-gpu_check": "each case is a process with a torch of its own",
-    "torch-double-suite": "the same as python-offload, with each operation run late",
 }
 
 

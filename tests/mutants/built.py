@@ -7,8 +7,8 @@ import re
 import shlex
 import subprocess
 
-# Appended to the build's own: an object that is less optimized is compiled sooner and shows the
-# same bug.
+# These follow the build's own flags: an object that is less optimized is compiled sooner and shows
+# the same bug.
 FLAGS = ["-O1", "-g0", "-w"]
 
 

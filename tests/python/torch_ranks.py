@@ -11,11 +11,11 @@ import tempfile
 import warnings
 from unittest import mock
 
-# What the ranks inherit: on one machine, whatever its name resolves to.
+# The ranks inherit these: Gloo uses the loopback interface, whatever the host's name resolves to.
 SETTINGS = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 _forking = multiprocessing.get_context("forkserver")
 _forking.set_forkserver_preload(["torch", "torch.distributed"])
-# Waited for, so that what the ranks computed counts as this process's.
+# The server is waited for, so that its processor time and its ranks' count as this test's.
 atexit.register(multiprocessing.forkserver._forkserver._stop)
 
 
